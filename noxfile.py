@@ -1,0 +1,85 @@
+"""Everything that is run on gpumap: `nox -l` lists it."""
+
+import nox
+
+nox.options.default_venv_backend = "venv"
+nox.options.sessions = ["lint", "types", "mapping", "tests"]
+nox.options.error_on_missing_interpreters = False
+# An interpreter that is not there is said and left out, in CI too.
+nox.options.reuse_existing_virtualenvs = True
+
+PROJECT = nox.project.load_toml("pyproject.toml")
+
+
+def install(session: nox.Session, *groups: str, torch: bool = True) -> None:
+    """Install gpumap and dependency groups; torch as pinned, or not at all."""
+    wanted = nox.project.dependency_groups(PROJECT, *groups)
+    if torch:
+        session.install("-c", "constraints.txt", *wanted, "-e", ".")
+        return
+    runtime = [
+        name
+        for name in PROJECT["project"]["dependencies"]
+        if not name.startswith("torch")
+    ]
+    session.install(*wanted, *runtime)
+    session.install("--no-deps", "-e", ".")
+
+
+@nox.session
+def demo(session: nox.Session) -> None:
+    """Train a small net with two processes, on GPUs or in rehearsal."""
+    install(session, "demo")
+    session.run("python", "examples/demo.py", *session.posargs)
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Run all tests, with torch on the CPU; measure coverage."""
+    install(session, "tests", "demo")
+    session.run("coverage", "erase")
+    session.run("coverage", "run", "-m", "pytest", *session.posargs)
+    session.run("coverage", "combine", success_codes=[0, 1], silent=True)
+    session.run("coverage", "report")
+
+
+@nox.session(python=["3.11", "3.12", "3.13"])
+def mapping(session: nox.Session) -> None:
+    """Run the tests of the pure part, without torch, on every Python there is."""
+    install(session, "mapping", torch=False)
+    session.run("pytest", "tests/mapping", *session.posargs)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check format, lint rules, the folders' import rules and spelling."""
+    install(session, "lint", torch=False)
+    session.run("ruff", "format", "--check", ".")
+    session.run("ruff", "check", ".")
+    session.run("lint-imports", "--no-cache")
+    session.run("codespell")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Check types with mypy and with pyright, both strict."""
+    install(session, "types", "tests", "demo")
+    session.install("nox")
+    session.run("mypy")
+    session.run("pyright")
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Print the benchmarks' tables: scale, overhead, exits."""
+    install(session)
+    for script in ("scale", "overhead", "exits"):
+        session.run("python", f"benchmarks/{script}.py", *session.posargs)
+
+
+@nox.session
+def mutants(session: nox.Session) -> None:
+    """Change mapping/ in small ways and list the changes that no test notices."""
+    install(session, "mapping", "mutants", torch=False)
+    session.run("mutmut", "run")
+    session.run("mutmut", "results")

@@ -1,0 +1,1 @@
+"""Reads the outside world once and turns it into mapping's values."""

@@ -1,0 +1,1 @@
+"""Pure: values in, values out. No torch, no environment, no files, no clock."""

@@ -1,0 +1,43 @@
+"""What all of gpumap's values share: frozen, no unknown fields, errors in our words."""
+
+from typing import Annotated, Any, ClassVar, Self
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    model_validator,
+)
+
+from gpumap.errors import GpumapError
+
+__all__ = ["Count", "Index", "Value"]
+
+Index = Annotated[int, Field(strict=True, ge=0)]
+Count = Annotated[int, Field(strict=True, ge=1)]
+
+
+class Value(BaseModel):
+    """A frozen value that goes to JSON and back (`model_dump_json`)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    raises: ClassVar[type[GpumapError]] = GpumapError
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _in_our_words(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:  # noqa: ANN401 - pydantic's own signature
+        try:
+            return handler(data)
+        except ValidationError as error:
+            problems = [
+                f"{'.'.join(map(str, e['loc']))}: {e['msg']} (got {e['input']!r})"
+                for e in error.errors()
+            ]
+            raise cls.raises(
+                f"this is not a valid {cls.__name__}.",
+                "; ".join(problems) + ".",
+                f"Correct the fields named; help(gpumap.{cls.__name__}) lists them.",
+            ) from None

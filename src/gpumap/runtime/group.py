@@ -1,0 +1,72 @@
+"""The process group's beginning and its two ends."""
+
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from types import TracebackType
+from typing import TypeAlias
+
+import torch.distributed as dist
+
+from gpumap.runtime.preparation import Asked, Prepared
+
+__all__ = ["ProcessGroup"]
+
+# Its functions have `group=group.WORLD` as a default, worked out when it is imported.
+# The first DDP imports it (through torch._dynamo): from then on the defaults hold the
+# group, its threads and its sockets for the life of the process, and destroying the
+# group does not end it. Imported here, before there is a group, they hold None.
+import_module("torch.distributed.nn.functional")
+
+_Hook: TypeAlias = Callable[
+    [type[BaseException], BaseException, TracebackType | None], object
+]
+
+
+class ProcessGroup:
+    """torch's default process group, from init to destroy or abort."""
+
+    def __init__(self, prepared: Prepared, asked: Asked, store: dist.Store) -> None:
+        """Initialise the group on a store whose ranks have all answered."""
+        self._hook: _Hook = sys.excepthook
+        self._backend = prepared.backend_in_use
+        launch = prepared.placement.launch
+        on_cpu = prepared.device.type == "cpu"
+        try:
+            dist.init_process_group(
+                self._backend,
+                timeout=asked.group_timeout,
+                store=dist.PrefixStore("group", store),
+                rank=launch.rank,
+                world_size=launch.world_size,
+                device_id=None if on_cpu else prepared.device,
+            )
+        finally:
+            self._installed: _Hook = sys.excepthook
+
+    def destroy(self) -> None:
+        """End the group after all ranks have finished."""
+        try:
+            dist.destroy_process_group()
+        finally:
+            self._put_hook_back()
+
+    def abandon(self, error: BaseException) -> None:
+        """End the group without waiting for ranks that may never answer.
+
+        gloo's destroy returns at once and closes the connections, so that the others
+        notice; NCCL's waits for its peers, and its abort does not.
+        """
+        try:
+            if self._backend == "gloo":
+                dist.destroy_process_group()
+            else:
+                dist.distributed_c10d._abort_process_group()  # noqa: SLF001 - torch has no public way
+        except Exception as failure:  # noqa: BLE001 - must not hide the user's error
+            error.add_note(f"gpumap: the process group did not end: {failure}")
+        finally:
+            self._put_hook_back()
+
+    def _put_hook_back(self) -> None:
+        if sys.excepthook is self._installed:
+            sys.excepthook = self._hook

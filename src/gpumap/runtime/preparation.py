@@ -1,0 +1,200 @@
+"""What a session needs to know before it meets the others: all this rank's own."""
+
+import logging
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from gpumap.detect.hardware import detect_node
+from gpumap.detect.launchers import detect_launch
+from gpumap.detect.rehearsal import REHEARSAL, rehearsed_node
+from gpumap.errors import DeviceError, SessionError
+from gpumap.mapping.devices import Node
+from gpumap.mapping.launch import Launch
+from gpumap.mapping.plan import Placement, idle_devices, place, refuse_conflicts
+from gpumap.mapping.strategies import Choice, Gpus, Scores, Strategy
+
+__all__ = ["Asked", "Prepared", "launch_of_group", "prepare"]
+
+log = logging.getLogger("gpumap")
+
+# Backends that give each device to one rank, and fail or hang otherwise.
+_ONE_RANK_A_DEVICE = ("nccl", "xccl", "hccl")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The arguments of a session, as the user wrote them.
+
+    Raises:
+        SessionError: A time is no positive number of seconds.
+    """
+
+    strategy: Strategy | None = None
+    gpus: Gpus | None = None
+    scores: Scores | None = None
+    device: str = "auto"
+    backend: str | None = None
+    timeout: float | timedelta | None = None
+    start_timeout: float | timedelta = 300.0
+    oversubscribe: bool = False
+    launch: Launch | None = None
+    node: Node | None = None
+    environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+
+    def __post_init__(self) -> None:
+        """Check the times at once, before anything waits for them."""
+        _seconds("start_timeout", self.start_timeout)
+        if self.timeout is not None:
+            _seconds("timeout", self.timeout)
+
+    @property
+    def start_seconds(self) -> float:
+        """How long the ranks have to come together."""
+        return _seconds("start_timeout", self.start_timeout)
+
+    @property
+    def group_timeout(self) -> timedelta | None:
+        """How long a collective may take; None for torch's own default."""
+        if self.timeout is None:
+            return None
+        return timedelta(seconds=_seconds("timeout", self.timeout))
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """This rank's own part, ready.
+
+    Attributes:
+        choice: The strategy and its inputs, checked.
+        node: The host and its devices, pretended in a rehearsal.
+        placement: Where this rank belongs.
+        device: The torch device to use; the CPU in a rehearsal.
+        backend: What a process group on the placement's device uses.
+        rehearsal: The machine pretended, if one is.
+    """
+
+    choice: Choice
+    node: Node
+    placement: Placement
+    device: torch.device
+    backend: str
+    rehearsal: str | None
+
+    @property
+    def backend_in_use(self) -> str:
+        """The process group's backend; gloo in a rehearsal."""
+        return "gloo" if self.rehearsal else self.backend
+
+
+def prepare(asked: Asked, launch: Launch) -> Prepared:
+    """Find the node, place this rank, check its neighbours, make its device current.
+
+    Raises:
+        DeviceError: A device is asked for that is not there.
+        PlacementError: The placement is impossible, as far as one rank can see.
+    """
+    choice = Choice.of(
+        asked.strategy, asked.gpus, asked.scores, oversubscribe=asked.oversubscribe
+    )
+    rehearsal = asked.environ.get(REHEARSAL) or None
+    node = _node(asked, launch, rehearsal)
+    placement = place(
+        launch,
+        node,
+        choice.strategy,
+        gpus=choice.gpus,
+        scores=choice.scores,
+        oversubscribe=choice.oversubscribe,
+    )
+    backend = asked.backend or _default_backend(placement.device.kind)
+    can_share = not any(name in backend for name in _ONE_RANK_A_DEVICE)
+    refuse_conflicts(placement, node, choice, can_share=can_share)
+    idle = idle_devices(placement, node, choice)
+    if idle and (launch.local_rank or 0) == 0:
+        log.log(logging.INFO if choice.gpus is None else logging.WARNING, "%s", idle)
+    device = _torch_device(placement, rehearsal)
+    if device.type != "cpu":
+        # Before anything else, so that no later step opens a context on device 0.
+        torch.accelerator.set_device_index(device.index)
+    return Prepared(choice, node, placement, device, backend, rehearsal)
+
+
+def launch_of_group(asked: Asked) -> Launch:
+    """Return the launch of a process whose process group exists already.
+
+    Raises:
+        SessionError: The environment says another rank or world size.
+    """
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    launch = asked.launch or detect_launch(asked.environ)
+    if (launch.rank, launch.world_size) == (rank, world_size):
+        return launch
+    if asked.launch is None and launch.launcher == "single process":
+        return Launch(launcher="process group", rank=rank, world_size=world_size)
+    raise SessionError(
+        f"the process group says rank {rank} of {world_size}, {launch.launcher} says "
+        f"rank {launch.rank} of {launch.world_size}.",
+        "torch.distributed was initialised before the session.",
+        "Let gpumap initialise it, or pass launch=gpumap.Launch(…) with its numbers.",
+    )
+
+
+def _node(asked: Asked, launch: Launch, rehearsal: str | None) -> Node:
+    if asked.device == "cpu" and asked.gpus is not None:
+        raise DeviceError(
+            f'device="cpu" and gpus={asked.gpus!r} contradict each other.',
+            "",
+            "Leave one of them out.",
+        )
+    if asked.node is not None:
+        return asked.node
+    if rehearsal is not None and asked.device != "cpu":
+        return rehearsed_node(rehearsal, launch, asked.environ)
+    return detect_node(asked.device, asked.environ)
+
+
+def _default_backend(kind: str) -> str:
+    try:
+        return str(dist.get_default_backend_for_device(kind))
+    except ValueError:
+        raise DeviceError(
+            f"torch knows no process group backend for {kind!r} devices.",
+            f"torch {torch.__version__}.",
+            'Name one with backend="…".',
+        ) from None
+
+
+def _torch_device(placement: Placement, rehearsal: str | None) -> torch.device:
+    device = placement.device
+    if rehearsal or device.kind == "cpu":
+        return torch.device("cpu")
+    count = torch.accelerator.device_count()
+    if device.index >= count:
+        raise DeviceError(
+            f"{device} is not there: torch counts {count} accelerators.",
+            "The node was described, not detected.",
+            f"To pretend a machine, start with {REHEARSAL}=FILE.json.",
+        )
+    return torch.device(device.kind, device.index)
+
+
+def _seconds(name: str, value: object) -> float:
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    if (
+        isinstance(seconds, bool)
+        or not isinstance(seconds, int | float)
+        or not math.isfinite(seconds)
+        or seconds <= 0
+    ):
+        raise SessionError(
+            f"{name}={value!r} is not a time.",
+            "",
+            f"Write a positive number of seconds or a timedelta: {name}=300.0.",
+        )
+    return float(seconds)

@@ -1,0 +1,246 @@
+"""The one store on which the ranks of a job meet, and on which nobody else does."""
+
+import errno
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from gpumap.errors import LaunchError, RollCallError, SessionError
+from gpumap.mapping.launch import Launch
+from gpumap.runtime.board import Board, StoreLostError, bounded
+from gpumap.runtime.origin import Origin, difference, origin_of
+from gpumap.runtime.rollcall import Stranger
+
+__all__ = ["Meeting", "meet", "meet_in_group"]
+
+_LOOPBACK = {"localhost": "127.0.0.1", "127.0.0.1": "127.0.0.1", "::1": "::1"}
+# How long a store that has just been opened may take to say whose it is.
+_OWNER_SECONDS = 30.0
+# A cluster's name service can lag behind the pods that it names.
+_NAME_SECONDS = 30.0
+_NAME_THE_JOB = (
+    "Give each job its own MASTER_PORT. If this is one job, set GPUMAP_JOB_ID to the "
+    "same name on all of its ranks."
+)
+
+
+@dataclass
+class _Opened:
+    """A store that stays for the life of the process, and how often it was used."""
+
+    store: dist.Store
+    hosted: bool
+    sessions: int = 0
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """A session's own part of a store.
+
+    Attributes:
+        store: The store, under this session's prefix.
+        hosted: Whether this process hosts it, and so must leave last.
+    """
+
+    store: dist.Store
+    hosted: bool
+
+
+_opened: dict[tuple[str, int], _Opened] = {}
+_adopted: list[int] = []
+
+
+def meet(launch: Launch, seconds: float, environ: Mapping[str, str]) -> Meeting:
+    """Return the store for the next session of this process.
+
+    One process alone needs no port. On one machine, rank 0 listens on the loopback
+    address only; on several, on the master address only. Under torchrun its agent
+    listens. A store is kept for the life of the process, and each session on it has its
+    own prefix, so that ranks that are out of step never read an old session's keys.
+
+    Raises:
+        LaunchError: The master address or port is missing, or is not this host's.
+        RollCallError: Rank 0 does not answer in time, or another job does.
+        SessionError: Another program has the port.
+    """
+    if launch.world_size == 1:
+        return Meeting(dist.HashStore(), hosted=False)
+    key = _address(launch)
+    if key not in _opened:
+        _opened[key] = _open(launch, *key, seconds, environ)
+    opened = _opened[key]
+    opened.sessions += 1
+    # torchrun's store outlives the workers that it restarts.
+    restart = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    prefix = _prefix(restart, opened.sessions)
+    return Meeting(dist.PrefixStore(prefix, opened.store), opened.hosted)
+
+
+def meet_in_group() -> Meeting:
+    """Return the store for the next session in a process group that exists already."""
+    _adopted.append(len(_adopted) + 1)
+    store = dist.distributed_c10d._get_default_store()  # noqa: SLF001 - torch has no public way
+    return Meeting(dist.PrefixStore(f"gpumap/{_adopted[-1]}", store), hosted=False)
+
+
+def _prefix(restart: int | str, session: int) -> str:
+    return f"gpumap/{restart}/{session}"
+
+
+def _address(launch: Launch) -> tuple[str, int]:
+    on_loopback = launch.master_addr in _LOOPBACK
+    host = launch.master_addr
+    if launch.one_node or on_loopback:
+        host = _LOOPBACK.get(host or "", "127.0.0.1")
+    missing = tuple(
+        name
+        for name, value in (("MASTER_ADDR", host), ("MASTER_PORT", launch.master_port))
+        if value is None
+    )
+    if missing or host is None or launch.master_port is None:
+        raise LaunchError(
+            f"rank {launch.rank} of {launch.world_size} does not know where to meet "
+            f"the others: {' and '.join(missing)} not set.",
+            f"{launch.launcher}: master_addr={launch.master_addr}, "
+            f"master_port={launch.master_port}.",
+            f"Set {' and '.join(missing)} to the same value on every rank: rank 0's "
+            "host, and a port free there, for instance 29500. torchrun sets them.",
+            missing,
+        )
+    return host, launch.master_port
+
+
+def _open(
+    launch: Launch, host: str, port: int, seconds: float, environ: Mapping[str, str]
+) -> _Opened:
+    if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        address = launch.master_addr or host
+        return _Opened(_connect(address, port, seconds), hosted=False)
+    origin = origin_of(launch, environ)
+    listener = _listen(host, port, launch) if launch.rank == 0 else None
+    if listener is not None:
+        own = dist.TCPStore(
+            host,
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=seconds),
+            master_listen_fd=listener.detach(),
+        )
+        Board(dist.PrefixStore("gpumap", own)).write("owner", origin)
+        return _Opened(own, hosted=True)
+    store = _connect(host, port, seconds)
+    _check_owner(store, origin, host, port)
+    return _Opened(store, hosted=False)
+
+
+def _listen(host: str, port: int, launch: Launch) -> socket.socket | None:
+    """Listen on this one address; None where somebody already does."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM
+        )[0]
+    except OSError as error:
+        raise _not_found(host, error) from None
+    listener = socket.socket(family, kind)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+        listener.listen(socket.SOMAXCONN)
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            return None
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise LaunchError(
+                f"MASTER_ADDR {host} is not an address of {socket.gethostname()}, "
+                "where rank 0 runs.",
+                f"{launch.launcher}: rank 0 cannot listen on {address[0]}.",
+                "Set MASTER_ADDR to rank 0's host on every rank.",
+                ("MASTER_ADDR",),
+            ) from None
+        raise SessionError(
+            f"rank 0 cannot listen on {host}:{port}.",
+            f"{error.strerror}.",
+            "Choose another MASTER_PORT.",
+        ) from None
+    return listener
+
+
+def _connect(host: str, port: int, seconds: float) -> dist.Store:
+    began = time.monotonic()
+    deadline = began + seconds
+    pause = 0.01
+    while True:
+        left = deadline - time.monotonic()
+        try:
+            socket.create_connection((host, port), timeout=max(left, 0.1)).close()
+            break
+        except OSError as error:
+            unknown = isinstance(error, socket.gaierror)
+            if unknown and time.monotonic() - began > min(seconds, _NAME_SECONDS):
+                raise _not_found(host, error) from None
+            if left <= pause:
+                raise RollCallError(
+                    f"rank 0 did not open its store at {host}:{port} within "
+                    f"{time.monotonic() - began:.0f} s.",
+                    f"The last answer was: {error}.",
+                    "See whether rank 0 was started and what it says; then check "
+                    "MASTER_ADDR, MASTER_PORT and the firewall between the hosts.",
+                    (0,),
+                ) from None
+            time.sleep(pause)
+            pause = min(2 * pause, 0.25)
+    limit = timedelta(seconds=max(deadline - time.monotonic(), 1.0))
+    try:
+        return bounded(
+            lambda: dist.TCPStore(
+                host, port, is_master=False, wait_for_workers=False, timeout=limit
+            ),
+            min(limit.total_seconds(), _OWNER_SECONDS),
+            "connect",
+        )
+    except (StoreLostError, dist.DistError):
+        raise _foreign(host, port) from None
+
+
+def _check_owner(store: dist.Store, mine: Origin, host: str, port: int) -> None:
+    """Leave a store that another job hosts, without touching it."""
+    board = Board(dist.PrefixStore("gpumap", store))
+    try:
+        owner = board.wait("owner", Origin, _OWNER_SECONDS)
+    except (StoreLostError, RuntimeError):
+        owner = None
+    if owner is None:
+        raise _foreign(host, port)
+    unlike = difference(owner, mine)
+    if unlike is None:
+        return
+    seen = f"There is {owner}, here is {mine}; {unlike}."
+    # So that the owner, should it wait for this rank in vain, can say why.
+    first = Board(dist.PrefixStore(_prefix(0, 1), store))
+    first.claim(f"stranger/{mine.rank}", Stranger(seen=seen))
+    raise RollCallError(
+        f"another job answers at {host}:{port}.", seen, _NAME_THE_JOB, (mine.rank,)
+    )
+
+
+def _foreign(host: str, port: int) -> SessionError:
+    return SessionError(
+        f"port {port} on {host} belongs to another program.",
+        "It does not answer as rank 0's store does.",
+        "Choose another MASTER_PORT, the same on every rank.",
+    )
+
+
+def _not_found(host: str, error: OSError) -> LaunchError:
+    return LaunchError(
+        f"the host name {host!r} in MASTER_ADDR is not known here.",
+        f"{socket.gethostname()}: {error.strerror or error}.",
+        "Set MASTER_ADDR to a name or an address that every rank's host can look up.",
+        ("MASTER_ADDR",),
+    )

@@ -1,0 +1,259 @@
+"""A session: from the environment to a process group, and back to nothing."""
+
+import logging
+import os
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed.constants import default_pg_timeout
+
+from gpumap.detect.launchers import detect_launch
+from gpumap.errors import RollCallError, SessionError
+from gpumap.mapping.devices import Node
+from gpumap.mapping.launch import Launch
+from gpumap.mapping.plan import Placement
+from gpumap.mapping.strategies import Gpus, Scores, Strategy
+from gpumap.runtime.board import Board, StoreLostError
+from gpumap.runtime.ending import explain, part, stay_for_others
+from gpumap.runtime.group import ProcessGroup
+from gpumap.runtime.preparation import Asked, Prepared, launch_of_group, prepare
+from gpumap.runtime.rendezvous import Meeting, meet, meet_in_group
+from gpumap.runtime.rollcall import Member, Terms, answer, roll_call
+
+__all__ = ["Session", "current", "open_session", "session"]
+
+log = logging.getLogger("gpumap")
+
+
+@dataclass(frozen=True)
+class Session:
+    """What is true inside a session.
+
+    Attributes:
+        device: The torch.device in use; the CPU in a rehearsal.
+        launch: Who this process is among the others.
+        node: This host and its devices.
+        placement: The device it is mapped to, and why; in a rehearsal, pretended.
+        store: A torch store that all ranks share, with keys of this session alone.
+    """
+
+    device: torch.device
+    launch: Launch
+    node: Node
+    placement: Placement
+    store: dist.Store
+
+    @property
+    def rank(self) -> int:
+        """This process's rank."""
+        return self.launch.rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of processes."""
+        return self.launch.world_size
+
+
+_open: list[Session | None] = []
+
+
+@contextmanager
+def session(
+    *,
+    strategy: Strategy | None = None,
+    gpus: Gpus | None = None,
+    scores: Scores | None = None,
+    device: str = "auto",
+    backend: str | None = None,
+    timeout: float | timedelta | None = None,
+    start_timeout: float | timedelta = 300.0,
+    oversubscribe: bool = False,
+    launch: Launch | None = None,
+    node: Node | None = None,
+) -> Generator[Session, None, None]:
+    """Open a session without a model: for FSDP, for evaluation, for a wrap of your own.
+
+    All arguments are as in ddp_session, and so are the errors.
+    """
+    asked = Asked(
+        strategy,
+        gpus,
+        scores,
+        device,
+        backend,
+        timeout,
+        start_timeout,
+        oversubscribe,
+        launch,
+        node,
+    )
+    with open_session(asked) as opened:
+        yield opened
+
+
+def current() -> Session:
+    """Return the session that this code runs in.
+
+    Raises:
+        SessionError: There is none.
+    """
+    opened = _open[-1] if _open else None
+    if opened is None:
+        raise SessionError(
+            "no session is open.",
+            "current() was called outside of one.",
+            "Call it inside `with gpumap.session(…):` or gpumap.ddp_session(…).",
+        )
+    return opened
+
+
+@contextmanager
+def open_session(
+    asked: Asked, check: Callable[[Prepared], None] = lambda _: None
+) -> Generator[Session, None, None]:
+    """Open a session and close it, whatever happens; check may refuse to start."""
+    if _open:
+        raise SessionError(
+            "a session is already open in this process.",
+            "Sessions do not nest: a process has one device and one default group.",
+            "Leave it first; gpumap.current() returns it.",
+        )
+    _open.append(None)
+    try:
+        adopted = dist.is_initialized()
+        launch = (
+            launch_of_group(asked)
+            if adopted
+            else asked.launch or detect_launch(asked.environ)
+        )
+        prepared = _prepare_or_answer(asked, launch, check, adopted=adopted)
+        meeting = _meet(asked, launch, adopted=adopted)
+        me = _member(prepared)
+        _call_the_roll(asked, prepared, meeting, me)
+        _log_start(prepared)
+        yield from _inside(asked, prepared, meeting, me, adopted=adopted)
+    finally:
+        _open.clear()
+
+
+def _prepare_or_answer(
+    asked: Asked, launch: Launch, check: Callable[[Prepared], None], *, adopted: bool
+) -> Prepared:
+    """Prepare; if that fails, tell the others, so that they fail too, and at once."""
+    try:
+        prepared = prepare(asked, launch)
+        check(prepared)
+    except Exception as error:
+        if launch.world_size > 1:
+            _answer(asked, launch, error, adopted=adopted)
+        raise
+    return prepared
+
+
+def _answer(asked: Asked, launch: Launch, error: Exception, *, adopted: bool) -> None:
+    try:
+        meeting = _meet(asked, launch, adopted=adopted)
+        answer(
+            Board(meeting.store),
+            launch.rank,
+            launch.world_size,
+            error,
+            asked.start_seconds,
+            hosted=meeting.hosted,
+        )
+    except Exception as failure:  # noqa: BLE001 - the error itself is what matters
+        error.add_note(f"gpumap: the other ranks could not be told: {failure}")
+
+
+def _meet(asked: Asked, launch: Launch, *, adopted: bool) -> Meeting:
+    if adopted:
+        return meet_in_group()
+    return meet(launch, asked.start_seconds, asked.environ)
+
+
+def _member(prepared: Prepared) -> Member:
+    launch, device = prepared.placement.launch, prepared.placement.device
+    identity = device.uuid
+    if identity is not None and prepared.rehearsal:
+        # One description may stand for several pretended nodes.
+        identity = f"{identity} of node {launch.node_rank or 0}"
+    return Member(
+        rank=launch.rank,
+        hostname=prepared.node.hostname,
+        pid=os.getpid(),
+        device=str(device),
+        identity=None if prepared.choice.oversubscribe else identity,
+        hint=f'Strategy "{prepared.choice.name}" placed each by what its own process '
+        "sees: give every process of a node the same *_VISIBLE_DEVICES and distinct "
+        "local ranks, or each its own device.",
+    )
+
+
+def _call_the_roll(
+    asked: Asked, prepared: Prepared, meeting: Meeting, me: Member
+) -> None:
+    terms = Terms(
+        world_size=prepared.placement.launch.world_size,
+        backend=prepared.backend,
+        strategy=prepared.choice.name,
+    )
+    board = Board(meeting.store)
+    try:
+        roll_call(board, me, terms, asked.start_seconds, hosted=meeting.hosted)
+    except StoreLostError as error:
+        raise RollCallError(
+            "rank 0, which hosts the store, went during the roll call.",
+            f"{error}.",
+            "See what rank 0 says.",
+            (0,),
+        ) from None
+
+
+def _log_start(prepared: Prepared) -> None:
+    launch, placement = prepared.placement.launch, prepared.placement
+    if prepared.rehearsal and launch.rank == 0:
+        log.warning(
+            "rehearsal of %s: no GPU is used, training runs on the CPU with gloo",
+            prepared.rehearsal,
+        )
+    log.info(
+        "rank %d of %d (local rank %s) trains on %s %s: %s",
+        launch.rank,
+        launch.world_size,
+        launch.local_rank,
+        placement.device,
+        placement.device.name or "",
+        placement.why,
+    )
+
+
+def _inside(
+    asked: Asked, prepared: Prepared, meeting: Meeting, me: Member, *, adopted: bool
+) -> Generator[Session, None, None]:
+    board = Board(meeting.store)
+    launch = prepared.placement.launch
+    group = None
+    try:
+        if not adopted:
+            group = ProcessGroup(prepared, asked, meeting.store)
+        opened = Session(
+            prepared.device, launch, prepared.node, prepared.placement, meeting.store
+        )
+        _open[-1] = opened
+        yield opened
+        patience = asked.group_timeout or default_pg_timeout
+        part(board, me, launch.world_size, patience.total_seconds())
+    except BaseException as error:
+        explain(error, board, me, launch.world_size)
+        if group is not None:
+            group.abandon(error)
+        raise
+    else:
+        if group is not None:
+            group.destroy()
+    finally:
+        stay_for_others(board, launch.world_size, hosted=meeting.hosted)
