@@ -20,26 +20,29 @@ if TYPE_CHECKING:
         RollCallError,
         SessionError,
     )
-    from gpumap.mapping.devices import Device, DeviceRef, Link, Node
-    from gpumap.mapping.launch import Launch, RankLayout
-    from gpumap.mapping.plan import Conflict, Placement, Plan, place, plan
+    from gpumap.mapping.devices import Device, Link, Node
+    from gpumap.mapping.launch import Launch
+    from gpumap.mapping.placement import Conflict, Placement, place
+    from gpumap.mapping.plan import Plan, plan
+    from gpumap.mapping.ranks import RankLayout
+    from gpumap.mapping.refs import DeviceRef
     from gpumap.runtime.ddp import ddp_session
     from gpumap.runtime.session import Session, current, session
 
 _HOME = {
-    "Conflict": "mapping.plan",
+    "Conflict": "mapping.placement",
     "Device": "mapping.devices",
     "DeviceError": "errors",
-    "DeviceRef": "mapping.devices",
+    "DeviceRef": "mapping.refs",
     "GpumapError": "errors",
     "Launch": "mapping.launch",
     "LaunchError": "errors",
     "Link": "mapping.devices",
     "Node": "mapping.devices",
-    "Placement": "mapping.plan",
+    "Placement": "mapping.placement",
     "PlacementError": "errors",
     "Plan": "mapping.plan",
-    "RankLayout": "mapping.launch",
+    "RankLayout": "mapping.ranks",
     "RollCallError": "errors",
     "Session": "runtime.session",
     "SessionError": "errors",
@@ -48,7 +51,7 @@ _HOME = {
     "detect_launch": "detect.launchers",
     "detect_node": "detect.hardware",
     "machine": "detect.rehearsal",
-    "place": "mapping.plan",
+    "place": "mapping.placement",
     "plan": "mapping.plan",
     "session": "runtime.session",
 }

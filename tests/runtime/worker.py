@@ -1,16 +1,16 @@
 """What the ranks of a test job do: `python worker.py CASE`."""
 
-import gc
+import contextlib
 import os
 import sys
 import time
 import warnings
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 import gpumap
 
@@ -128,10 +128,12 @@ def own_group() -> None:
 
 def buffers() -> None:
     """Buffers follow rank 0, as DDP does by itself."""
-    net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
-    net[1].running_mean.fill_(float(RANK))
+    norm = nn.BatchNorm1d(2)
+    assert norm.running_mean is not None
+    norm.running_mean.fill_(float(RANK))
+    net = nn.Sequential(nn.Linear(2, 2), norm)
     with gpumap.ddp_session(net, start_timeout=START) as m:
-        print("mean at start", m.module[1].running_mean.tolist())
+        print("mean at start", norm.running_mean.tolist())
         m.eval()
         m(torch.ones(3, 2))
     print("names", sorted(dict(net.named_buffers())))
@@ -144,7 +146,7 @@ def unused() -> None:
             self.a, self.b = nn.Linear(2, 1), nn.Linear(2, 1)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.a(x)
+            return self.a(x)  # type: ignore[no-any-return]
 
     with gpumap.ddp_session(
         Half(), start_timeout=START, find_unused_parameters=True
@@ -188,7 +190,7 @@ def session_only() -> None:
 
 def frozen() -> None:
     net = model()
-    net.requires_grad_(False)
+    net.requires_grad_(requires_grad=False)
     with gpumap.ddp_session(net, start_timeout=START):
         pass
 
@@ -199,17 +201,121 @@ def uneven_model() -> None:
         pass
 
 
-def counting() -> None:
-    """What a list of the files and threads that a session leaves behind."""
+def alone() -> None:
+    """One process by itself: wrapped, without a socket."""
     with ddp() as m:
         step(m)
-    del m
-    gc.collect()
-    print("initialized", dist.is_initialized())
+        print("world", gpumap.current().world_size, type(m).__name__)
+        print("listens", listens())
+
+
+def listening() -> None:
+    """Print the TCP addresses that this process listens on, loopback or not."""
+    with ddp() as m:
+        step(m)
+        print("listens", listens())
+
+
+def nothing_left() -> None:
+    """After a first session, a second one leaves no thread, socket or hook."""
+    hook = sys.excepthook
+    with ddp() as m:
+        step(m)
+    before = threads(), sockets()
+    with ddp() as m:
+        step(m)
+    print(
+        f"threads +{threads() - before[0]} sockets +{sockets() - before[1]} "
+        f"hook back {sys.excepthook is hook}"
+    )
+
+
+def threads() -> int:
+    """Return the number of this process's threads, torch's own included."""
+    return len(list(Path("/proc/self/task").iterdir()))
+
+
+def sockets() -> int:
+    """Return the number of this process's open internet sockets."""
+    inodes = {row[9] for row in tcp_table()}
+    return sum(f"socket:[{inode}]" in links() for inode in inodes)
+
+
+def listens() -> list[str]:
+    """Return the addresses on which this process listens."""
+    mine = links()
+    found = []
+    for row in tcp_table():
+        host, _, number = row[1].partition(":")
+        if row[3] == "0A" and f"socket:[{row[9]}]" in mine:
+            quads = [int(host[i : i + 2], 16) for i in range(0, len(host), 2)]
+            found.append(".".join(map(str, reversed(quads))) + f":{int(number, 16)}")
+    return found
+
+
+def tcp_table() -> list[list[str]]:
+    """Return the rows of the kernel's tables of TCP sockets."""
+    rows = []
+    for table in ("tcp", "tcp6"):
+        rows += Path(f"/proc/net/{table}").read_text().splitlines()[1:]
+    return [row.split() for row in rows]
+
+
+def links() -> set[str]:
+    """Return what this process's file descriptors point to."""
+    found = set()
+    for fd in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found.add(str(fd.readlink()))
+    return found
+
+
+def ends_late() -> None:
+    """Rank 1 stays in the body for longer than the time-out."""
+    with gpumap.ddp_session(
+        model(), start_timeout=START, timeout=float(os.environ["TIMEOUT"])
+    ) as m:
+        step(m)
+        if RANK == 1:
+            time.sleep(8)
+
+
+def closing_fails() -> None:
+    """The group refuses to end while the user's own error is on its way."""
+    with ddp() as m:
+        step(m)
+
+        def planted(*_: object) -> None:
+            raise RuntimeError("RuntimeError: planted")
+
+        dist.destroy_process_group = planted  # type: ignore[assignment]
+        raise ValueError("the user's own")
+
+
+def per_node() -> None:
+    """A list of devices for each node."""
+    with ddp(gpus={0: [1], 1: [3]}) as m:
+        step(m)
+        print("mapped", gpumap.current().placement.device)
+
+
+def shared_nccl() -> None:
+    """oversubscribe=True with the pretended device's own backend."""
+    with ddp(strategy="modulo", oversubscribe=True):
+        pass
+
+
+def timed() -> None:
+    """train, with the seconds that it took to succeed or fail."""
+    began = time.monotonic()
+    try:
+        train()
+    finally:
+        print(f"after {time.monotonic() - began:.2f} s")
 
 
 def terms() -> None:
-    with ddp(strategy=os.environ["STRATEGY"]) as m:
+    with ddp(strategy=os.environ["RANKS_OWN"]) as m:
         step(m)
 
 
@@ -218,4 +324,3 @@ if __name__ == "__main__":
     warnings.filterwarnings("ignore", category=UserWarning, module="torch")
     time.sleep(float(os.environ.get("DELAY", "0")))
     globals()[sys.argv[1]]()
-    assert DistributedDataParallel

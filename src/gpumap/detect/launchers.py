@@ -59,7 +59,7 @@ class _Row:
     source: str
     marks: tuple[str, ...]
     numbers: Mapping[str, tuple[str, ...]]
-    texts: Mapping[str, tuple[str, ...]]
+    texts: Mapping[str, str]
     settle: Callable[[dict[str, object]], None] = lambda _: None
 
 
@@ -70,6 +70,13 @@ def _alone(fields: dict[str, object]) -> None:
         for name, value in {**certain, "num_nodes": 1}.items():
             if fields.get(name) is None:
                 fields[name] = value
+
+
+def _virtual_local_rank(fields: dict[str, object]) -> None:
+    """Undo --virtual-local-rank: LOCAL_RANK is 0 in every process, one device each."""
+    if fields["devices_bound"] and fields["local_rank"] == 0:
+        on_one_node = fields["local_world_size"] == fields["world_size"]
+        fields["local_rank"] = fields["rank"] if on_one_node else None
 
 
 _RANK = {"rank": ("RANK",), "world_size": ("WORLD_SIZE",)}
@@ -88,7 +95,8 @@ LAUNCHERS = (
             "node_rank": ("GROUP_RANK",),
             "num_nodes": ("GROUP_WORLD_SIZE",),
         },
-        {"master_addr": ("MASTER_ADDR",), "job_id": ("TORCHELASTIC_RUN_ID",)},
+        {"master_addr": "MASTER_ADDR", "job_id": "TORCHELASTIC_RUN_ID"},
+        _virtual_local_rank,
     ),
     _Row(
         "torch variables",
@@ -96,7 +104,7 @@ LAUNCHERS = (
         "initialization; LOCAL_* and NODE_RANK by torchrun's and Azure ML's use",
         ("RANK", "WORLD_SIZE"),
         {**_RANK, **_LOCAL, **_PORT, "node_rank": ("NODE_RANK", "GROUP_RANK")},
-        {"master_addr": ("MASTER_ADDR",)},
+        {"master_addr": "MASTER_ADDR"},
         _alone,
     ),
 )
@@ -141,11 +149,10 @@ def _read(row: _Row, env: _Environment) -> Launch:
     for name, variables in row.numbers.items():
         values = (env.number(variable) for variable in variables)
         fields[name] = next((v for v in values if v is not None), None)
-    for name, variables in {**row.texts, "job_id": ("GPUMAP_JOB_ID",)}.items():
-        texts = (env.text(variable) for variable in variables)
-        fields[name] = next((t for t in texts if t is not None), fields.get(name))
-    row.settle(fields)
+    fields |= {name: env.text(variable) for name, variable in row.texts.items()}
+    fields["job_id"] = env.text("GPUMAP_JOB_ID") or fields.get("job_id")
     fields["devices_bound"] = _devices_bound(fields, env)
+    row.settle(fields)
     try:
         return Launch.model_validate({"launcher": row.launcher, **fields})
     except LaunchError as error:

@@ -1,10 +1,10 @@
 """A machine that one does not have: from machines/, or from a JSON file."""
 
+import json
 from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
-
-from pydantic import TypeAdapter
+from typing import cast
 
 from gpumap.errors import DeviceError
 from gpumap.mapping.devices import Node
@@ -17,7 +17,6 @@ REHEARSAL = "GPUMAP_REHEARSAL"
 """The environment variable that names the machine to pretend."""
 
 _MACHINES = files("gpumap") / "machines"
-_NODES = TypeAdapter(list[Node] | Node)
 
 
 def machine(name: str) -> Node:
@@ -72,10 +71,13 @@ def rehearsed_node(wanted: str, launch: Launch, environ: Mapping[str, str]) -> N
 
 def _from_file(path: Path) -> Node | list[Node]:
     try:
-        return _NODES.validate_json(path.read_bytes())
+        found = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
         raise DeviceError(
             f"{path} does not describe a machine.",
             str(error),
             "Write one with Node.model_dump_json(), or a list of them.",
         ) from None
+    if isinstance(found, list):
+        return [Node.model_validate(node) for node in cast("list[object]", found)]
+    return Node.model_validate(found)

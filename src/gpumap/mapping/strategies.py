@@ -1,54 +1,38 @@
 """The rules that say which device a rank gets: a table, and one function over it."""
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Literal
 
 from gpumap.errors import DeviceError, LaunchError, PlacementError
-from gpumap.mapping.devices import Device, DeviceRef, Node, resolve, resolve_all
+from gpumap.mapping.choice import Choice
+from gpumap.mapping.devices import Device, Node
 from gpumap.mapping.launch import Launch
+from gpumap.mapping.refs import resolve, resolve_all
+from gpumap.mapping.scores import scores_of
 
-__all__ = [
-    "STRATEGIES",
-    "Choice",
-    "Gpus",
-    "Scores",
-    "Strategy",
-    "StrategyName",
-    "pick",
-    "pool_of",
-]
-
-StrategyName = Literal["local_rank", "explicit", "modulo", "scored"]
-Strategy = StrategyName | Callable[[Launch, Node], Device | DeviceRef]
-Gpus = Sequence[DeviceRef] | Mapping[str | int, Sequence[DeviceRef]]
-Scores = (
-    Mapping[DeviceRef, float]
-    | Literal["memory", "multiprocessors"]
-    | Callable[[Device], float]
-)
+__all__ = ["STRATEGIES", "by_rank", "in_words", "pick", "pool_of"]
 
 
 @dataclass(frozen=True)
 class _Rule:
     """One row: how the pool is ordered, which place counts in it, and that in words."""
 
-    order: Callable[["Choice", tuple[Device, ...], Node], tuple[Device, ...]]
+    order: Callable[[Choice, tuple[Device, ...], Node], tuple[Device, ...]]
     place: Literal["local_rank", "rank"]
     words: str
 
 
 def _as_listed(
-    _choice: "Choice", pool: tuple[Device, ...], _node: Node
+    _choice: Choice, pool: tuple[Device, ...], _node: Node
 ) -> tuple[Device, ...]:
     return pool
 
 
 def _best_first(
-    choice: "Choice", pool: tuple[Device, ...], node: Node
+    choice: Choice, pool: tuple[Device, ...], node: Node
 ) -> tuple[Device, ...]:
-    scores = _scores_of(choice.scores, pool, node)
+    scores = scores_of(choice.scores, pool, node)
     return tuple(sorted(pool, key=lambda d: (-scores[d.index], d.index)))
 
 
@@ -61,111 +45,6 @@ STRATEGIES: dict[str, _Rule] = {
     "modulo": _Rule(_as_listed, "rank", "pool[rank % {devices}]"),
     "scored": _Rule(_best_first, "local_rank", "the pool by score, [local_rank]"),
 }
-
-
-@dataclass(frozen=True)
-class Choice:
-    """What a user asked for, checked as far as it can be without a node.
-
-    Attributes:
-        strategy: A name from STRATEGIES, or a function of (launch, node).
-        gpus: The devices this job may use, in order; None for all that are visible.
-        scores: For "scored": by device, by property, or by a function of Device.
-        oversubscribe: Whether two ranks may share a device.
-
-    Raises:
-        PlacementError: The strategy is unknown, or lacks what it needs.
-    """
-
-    strategy: Strategy
-    gpus: Gpus | None
-    scores: Scores | None
-    oversubscribe: bool
-
-    @classmethod
-    def of(
-        cls,
-        strategy: Strategy | None,
-        gpus: Gpus | None,
-        scores: Scores | None,
-        *,
-        oversubscribe: bool,
-    ) -> "Choice":
-        """Return the choice with the default strategy filled in."""
-        if strategy is None:
-            strategy = "scored" if scores is not None else "local_rank"
-            strategy = "explicit" if gpus is not None and scores is None else strategy
-        if not callable(strategy) and strategy not in STRATEGIES:
-            raise PlacementError(
-                f"strategy {strategy!r} is unknown.",
-                f"There are {', '.join(map(repr, STRATEGIES))}.",
-                "Write one of these names, or a function (launch, node) -> device.",
-            )
-        if strategy == "explicit" and gpus is None:
-            raise PlacementError(
-                'strategy "explicit" needs a list of devices.',
-                "gpus is None.",
-                "Add gpus=[…], for instance gpus=[2, 3].",
-            )
-        if (strategy == "scored") != (scores is not None):
-            raise PlacementError(
-                'strategy "scored" and scores=… belong together.',
-                f"strategy is {strategy!r}, scores is {scores!r}.",
-                'Write strategy="scored", scores={0: 100, 1: 90}, or scores="memory".',
-            )
-        return cls(strategy, gpus, scores, oversubscribe)
-
-    @property
-    def name(self) -> str:
-        """The strategy's name, or the function's."""
-        if isinstance(self.strategy, str):
-            return self.strategy
-        return getattr(self.strategy, "__name__", type(self.strategy).__name__)
-
-    @property
-    def by_rank(self) -> bool:
-        """Whether the answer depends on more than the local rank."""
-        return not isinstance(self.strategy, str) or (
-            STRATEGIES[self.strategy].place == "rank"
-        )
-
-    def listed(self, node: Node, node_rank: int | None) -> Sequence[DeviceRef] | None:
-        """Return what gpus says for this node: the list itself, or the node's own.
-
-        Raises:
-            PlacementError: gpus names nodes, and this one is not among them.
-            DeviceError: gpus is not a list.
-        """
-        gpus = self.gpus
-        if isinstance(self.gpus, Mapping):
-            keys = (node.hostname, node.hostname.partition(".")[0], node_rank)
-            found = [
-                self.gpus[key] for key in keys if key is not None and key in self.gpus
-            ]
-            if not found:
-                raise PlacementError(
-                    f"gpus has no list for node {node.hostname} "
-                    f"(node_rank {node_rank}).",
-                    f"It has lists for {', '.join(map(repr, self.gpus))}.",
-                    f"Add gpus[{node.hostname!r}] or gpus[{node_rank}].",
-                )
-            gpus = found[0]
-        if gpus is None:
-            return None
-        if isinstance(gpus, str | bytes) or not isinstance(gpus, Sequence):
-            write = [gpus] if isinstance(gpus, int) else [2, 3]
-            raise DeviceError(
-                f"gpus={gpus!r} is not a list of devices.",
-                f"It is a {type(gpus).__name__}.",
-                f"Write a list, in the order of the local ranks: gpus={write}.",
-            )
-        if not gpus:
-            raise DeviceError(
-                "gpus=[] leaves no device to train on.",
-                node.visible,
-                "List at least one, or leave gpus out to use all that are visible.",
-            )
-        return gpus
 
 
 def pool_of(choice: Choice, launch: Launch, node: Node) -> tuple[Device, ...]:
@@ -279,46 +158,15 @@ def _from_function(choice: Choice, launch: Launch, node: Node) -> Device:
         ) from None
 
 
-def _scores_of(
-    scores: Scores | None, pool: tuple[Device, ...], node: Node
-) -> dict[int, float]:
-    found: dict[int, float | None]
-    if isinstance(scores, Mapping):
-        given = cast("Mapping[DeviceRef, float]", scores)
-        indices = [device.index for device in resolve_all(given, node)]
-        named = dict(zip(indices, given.values(), strict=True))
-        found = {d.index: named.get(d.index) for d in pool}
-    elif scores == "memory":
-        found = {d.index: d.total_memory for d in pool}
-    elif scores == "multiprocessors":
-        found = {d.index: d.multiprocessors for d in pool}
-    elif callable(scores):
-        found = {d.index: scores(d) for d in pool}
-    else:
-        raise PlacementError(
-            f"scores={scores!r} is not understood.",
-            "",
-            'Write {device: number}, "memory", "multiprocessors" or a function.',
-        )
-    without = [d for d in pool if found[d.index] is None]
-    if without:
-        raise PlacementError(
-            f"{', '.join(map(str, without))} has no score.",
-            f"scores={scores!r} covers {len(pool) - len(without)} of {len(pool)} "
-            "devices in the pool.",
-            "Add a score for each, or name the pool with gpus=[…].",
-        )
-    bad = [score for score in found.values() if not _is_number(score)]
-    if bad:
-        raise PlacementError(
-            f"{bad[0]!r} is not a score.",
-            f"scores={scores!r}.",
-            "A score is a finite number; the highest is placed first.",
-        )
-    return {index: float(score) for index, score in found.items() if score is not None}
+def by_rank(choice: Choice) -> bool:
+    """Tell whether the answer depends on more than the node and the local rank."""
+    if not isinstance(choice.strategy, str):
+        return True
+    return STRATEGIES[choice.strategy].place == "rank"
 
 
-def _is_number(score: object) -> bool:
-    if isinstance(score, bool) or not isinstance(score, int | float):
-        return False
-    return math.isfinite(score)
+def in_words(choice: Choice, pool: tuple[Device, ...]) -> str:
+    """Return the rule as a user would write it."""
+    if not isinstance(choice.strategy, str):
+        return f"{choice.name}(launch, node)"
+    return STRATEGIES[choice.strategy].words.format(devices=len(pool))

@@ -1,5 +1,6 @@
 """What all of gpumap's values share: frozen, no unknown fields, errors in our words."""
 
+from reprlib import repr as short
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import (
@@ -33,7 +34,7 @@ class Value(BaseModel):
             return handler(data)
         except ValidationError as error:
             problems = [
-                f"{'.'.join(map(str, e['loc']))}: {e['msg']} (got {e['input']!r})"
+                f"{'.'.join(map(str, e['loc']))}: {e['msg']} (got {short(e['input'])})"
                 for e in error.errors()
             ]
             raise cls.raises(

@@ -10,9 +10,9 @@ from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import Unpack
 
 from gpumap.errors import SessionError
+from gpumap.mapping.choice import Gpus, Scores, Strategy
 from gpumap.mapping.devices import Node
 from gpumap.mapping.launch import Launch
-from gpumap.mapping.strategies import Gpus, Scores, Strategy
 from gpumap.runtime.ddp_options import DDPOptions
 from gpumap.runtime.preparation import Asked, Prepared
 from gpumap.runtime.session import Session, open_session

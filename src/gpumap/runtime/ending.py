@@ -88,9 +88,9 @@ def explain(error: BaseException, board: Board, me: Member, world_size: int) -> 
 def stay_for_others(board: Board, world_size: int, *, hosted: bool) -> None:
     """Leave the store; its host stays, for a while, until the others have left."""
     try:
-        if not hosted:
-            board.count("left")
-        elif world_size > 1:
-            board.wait_for_count("left", world_size - 1, _STAY_SECONDS)
+        if hosted:
+            board.wait("all left", _End, _STAY_SECONDS)
+        elif board.count("left") == world_size - 1:
+            board.write("all left", _End())
     except StoreLostError:
         log.debug("the store was gone before this rank left it")

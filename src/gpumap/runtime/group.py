@@ -1,13 +1,17 @@
 """The process group's beginning and its two ends."""
 
+import os
+import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from importlib import import_module
 from types import TracebackType
 from typing import TypeAlias
 
 import torch.distributed as dist
 
+from gpumap.mapping.launch import Launch
 from gpumap.runtime.preparation import Asked, Prepared
 
 __all__ = ["ProcessGroup"]
@@ -33,14 +37,15 @@ class ProcessGroup:
         launch = prepared.placement.launch
         on_cpu = prepared.device.type == "cpu"
         try:
-            dist.init_process_group(
-                self._backend,
-                timeout=asked.group_timeout,
-                store=dist.PrefixStore("group", store),
-                rank=launch.rank,
-                world_size=launch.world_size,
-                device_id=None if on_cpu else prepared.device,
-            )
+            with _gloo_on_loopback(launch):
+                dist.init_process_group(
+                    self._backend,
+                    timeout=asked.group_timeout,
+                    store=dist.PrefixStore("group", store),
+                    rank=launch.rank,
+                    world_size=launch.world_size,
+                    device_id=None if on_cpu else prepared.device,
+                )
         finally:
             self._installed: _Hook = sys.excepthook
 
@@ -70,3 +75,22 @@ class ProcessGroup:
     def _put_hook_back(self) -> None:
         if sys.excepthook is self._installed:
             sys.excepthook = self._hook
+
+
+@contextmanager
+def _gloo_on_loopback(launch: Launch) -> Generator[None, None, None]:
+    """Keep gloo's own sockets on the loopback interface while all ranks are here.
+
+    gloo listens where the host's name points to, unless this variable names an
+    interface; torch has no argument for it. The user's own setting stays.
+    """
+    variable = "GLOO_SOCKET_IFNAME"
+    names = {name for _, name in socket.if_nameindex()} & {"lo", "lo0"}
+    if not launch.one_node or not names or os.environ.get(variable):
+        yield
+        return
+    os.environ[variable] = names.pop()
+    try:
+        yield
+    finally:
+        del os.environ[variable]

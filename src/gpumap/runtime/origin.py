@@ -6,8 +6,7 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Mapping
-from pathlib import PurePath
+from pathlib import Path
 
 from gpumap.mapping.launch import Launch
 from gpumap.mapping.values import Value
@@ -34,7 +33,8 @@ class Origin(Value):
         parent: Its parent's process id.
         script: The script's file name.
         arguments: A digest of its command line, numbers left out.
-        environment: A short digest of each variable, numbers left out.
+        environment: A short digest of each variable that it was started with, numbers
+            left out; empty where the system does not tell.
     """
 
     rank: int
@@ -52,9 +52,10 @@ class Origin(Value):
         return f"rank {self.rank} (pid {self.pid} on {self.hostname}, {self.script})"
 
 
-def origin_of(launch: Launch, environ: Mapping[str, str]) -> Origin:
+def origin_of(launch: Launch) -> Origin:
     """Return where this process comes from."""
     parent = multiprocessing.parent_process()
+    environ = _first_environment()
     names = sorted(name for name in environ if not _NOT_COMPARED.search(name))
     return Origin(
         rank=launch.rank,
@@ -63,7 +64,7 @@ def origin_of(launch: Launch, environ: Mapping[str, str]) -> Origin:
         job_id=launch.job_id,
         spawner=None if parent is None else parent.pid,
         parent=os.getppid(),
-        script=PurePath(sys.argv[0]).name if sys.argv else "",
+        script=Path(sys.argv[0]).name if sys.argv else "",
         arguments=_digest(" ".join(sys.argv)),
         environment={n: _digest(environ[n])[:4] for n in names[:_MOST_VARIABLES]},
     )
@@ -73,9 +74,9 @@ def difference(a: Origin, b: Origin) -> str | None:
     """Say what shows that two processes are of two jobs; None where nothing does.
 
     A job's name decides, where the launcher gives one. Without it, what the ranks of a
-    job share is taken as evidence: the script, and, on one host, the Python that spawned
-    them or else the arguments, and, from one parent, the environment. Numbers do not
-    count, since ranks are numbers.
+    job share is taken as evidence: the script; on one host, the Python that spawned
+    them, or else the arguments; from one parent, the environment. Numbers do not count,
+    since ranks are numbers.
     """
     if a.job_id is not None or b.job_id is not None:
         return _unlike("job", a.job_id, b.job_id)
@@ -93,6 +94,15 @@ def difference(a: Origin, b: Origin) -> str | None:
         if a.parent == b.parent and a.environment.get(name) != b.environment.get(name)
     ]
     return f"another environment: {', '.join(names[:5])}" if names else None
+
+
+def _first_environment() -> dict[str, str]:
+    """Return the variables this process was started with, before it set any itself."""
+    try:
+        lines = Path("/proc/self/environ").read_text(errors="replace").split("\0")
+    except OSError:
+        return {}
+    return dict(line.split("=", 1) for line in lines if "=" in line)
 
 
 def _unlike(what: str, a: object, b: object) -> str | None:

@@ -14,10 +14,15 @@ from gpumap.detect.hardware import detect_node
 from gpumap.detect.launchers import detect_launch
 from gpumap.detect.rehearsal import REHEARSAL, rehearsed_node
 from gpumap.errors import DeviceError, SessionError
+from gpumap.mapping.choice import Choice, Gpus, Scores, Strategy
 from gpumap.mapping.devices import Node
 from gpumap.mapping.launch import Launch
-from gpumap.mapping.plan import Placement, idle_devices, place, refuse_conflicts
-from gpumap.mapping.strategies import Choice, Gpus, Scores, Strategy
+from gpumap.mapping.placement import (
+    Placement,
+    idle_devices,
+    place,
+    refuse_conflicts,
+)
 
 __all__ = ["Asked", "Prepared", "launch_of_group", "prepare"]
 

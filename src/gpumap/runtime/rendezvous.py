@@ -120,7 +120,7 @@ def _open(
     if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         address = launch.master_addr or host
         return _Opened(_connect(address, port, seconds), hosted=False)
-    origin = origin_of(launch, environ)
+    origin = origin_of(launch)
     listener = _listen(host, port, launch) if launch.rank == 0 else None
     if listener is not None:
         own = dist.TCPStore(

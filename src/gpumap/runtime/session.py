@@ -13,10 +13,10 @@ from torch.distributed.constants import default_pg_timeout
 
 from gpumap.detect.launchers import detect_launch
 from gpumap.errors import RollCallError, SessionError
+from gpumap.mapping.choice import Gpus, Scores, Strategy
 from gpumap.mapping.devices import Node
 from gpumap.mapping.launch import Launch
-from gpumap.mapping.plan import Placement
-from gpumap.mapping.strategies import Gpus, Scores, Strategy
+from gpumap.mapping.placement import Placement
 from gpumap.runtime.board import Board, StoreLostError
 from gpumap.runtime.ending import explain, part, stay_for_others
 from gpumap.runtime.group import ProcessGroup

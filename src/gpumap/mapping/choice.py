@@ -1,0 +1,121 @@
+"""What a user asked for: a strategy, a pool of devices, scores."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from gpumap.errors import DeviceError, PlacementError
+from gpumap.mapping.devices import Device, Node
+from gpumap.mapping.launch import Launch
+from gpumap.mapping.refs import DeviceRef
+
+__all__ = ["Choice", "Gpus", "Scores", "Strategy", "StrategyName"]
+
+StrategyName = Literal["local_rank", "explicit", "modulo", "scored"]
+Strategy = StrategyName | Callable[[Launch, Node], Device | DeviceRef]
+Gpus = Sequence[DeviceRef] | Mapping[str | int, Sequence[DeviceRef]]
+Scores = (
+    Mapping[DeviceRef, float]
+    | Literal["memory", "multiprocessors"]
+    | Callable[[Device], float]
+)
+
+_NAMES: tuple[StrategyName, ...] = get_args(StrategyName)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a user asked for, checked as far as it can be without a node.
+
+    Attributes:
+        strategy: A name from _NAMES, or a function of (launch, node).
+        gpus: The devices this job may use, in order; None for all that are visible.
+        scores: For "scored": by device, by property, or by a function of Device.
+        oversubscribe: Whether two ranks may share a device.
+
+    Raises:
+        PlacementError: The strategy is unknown, or lacks what it needs.
+    """
+
+    strategy: Strategy
+    gpus: Gpus | None
+    scores: Scores | None
+    oversubscribe: bool
+
+    @classmethod
+    def of(
+        cls,
+        strategy: Strategy | None,
+        gpus: Gpus | None,
+        scores: Scores | None,
+        *,
+        oversubscribe: bool,
+    ) -> "Choice":
+        """Return the choice with the default strategy filled in."""
+        if strategy is None:
+            strategy = "scored" if scores is not None else "local_rank"
+            strategy = "explicit" if gpus is not None and scores is None else strategy
+        if not callable(strategy) and strategy not in _NAMES:
+            raise PlacementError(
+                f"strategy {strategy!r} is unknown.",
+                f"There are {', '.join(map(repr, _NAMES))}.",
+                "Write one of these names, or a function (launch, node) -> device.",
+            )
+        if strategy == "explicit" and gpus is None:
+            raise PlacementError(
+                'strategy "explicit" needs a list of devices.',
+                "gpus is None.",
+                "Add gpus=[…], for instance gpus=[2, 3].",
+            )
+        if (strategy == "scored") != (scores is not None):
+            raise PlacementError(
+                'strategy "scored" and scores=… belong together.',
+                f"strategy is {strategy!r}, scores is {scores!r}.",
+                'Write strategy="scored", scores={0: 100, 1: 90}, or scores="memory".',
+            )
+        return cls(strategy, gpus, scores, oversubscribe)
+
+    @property
+    def name(self) -> str:
+        """The strategy's name, or the function's."""
+        if isinstance(self.strategy, str):
+            return self.strategy
+        return getattr(self.strategy, "__name__", type(self.strategy).__name__)
+
+    def listed(self, node: Node, node_rank: int | None) -> Sequence[DeviceRef] | None:
+        """Return what gpus says for this node: the list itself, or the node's own.
+
+        Raises:
+            PlacementError: gpus names nodes, and this one is not among them.
+            DeviceError: gpus is not a list.
+        """
+        gpus = self.gpus
+        if isinstance(self.gpus, Mapping):
+            keys = (node.hostname, node.hostname.partition(".")[0], node_rank)
+            found = [
+                self.gpus[key] for key in keys if key is not None and key in self.gpus
+            ]
+            if not found:
+                raise PlacementError(
+                    f"gpus has no list for node {node.hostname} "
+                    f"(node_rank {node_rank}).",
+                    f"It has lists for {', '.join(map(repr, self.gpus))}.",
+                    f"Add gpus[{node.hostname!r}] or gpus[{node_rank}].",
+                )
+            gpus = found[0]
+        if gpus is None:
+            return None
+        if isinstance(gpus, str | bytes) or not isinstance(gpus, Sequence):
+            write = [gpus] if isinstance(gpus, int) else [2, 3]
+            raise DeviceError(
+                f"gpus={gpus!r} is not a list of devices.",
+                f"It is a {type(gpus).__name__}.",
+                f"Write a list, in the order of the local ranks: gpus={write}.",
+            )
+        if not gpus:
+            raise DeviceError(
+                "gpus=[] leaves no device to train on.",
+                node.visible,
+                "List at least one, or leave gpus out to use all that are visible.",
+            )
+        return gpus

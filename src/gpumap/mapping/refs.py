@@ -1,0 +1,131 @@
+"""What a user may call a device, and which device that is."""
+
+import re
+from collections.abc import Collection, Iterable, Sequence
+from typing import cast
+
+from gpumap.errors import DeviceError
+from gpumap.mapping.devices import Device, Node
+
+__all__ = ["DeviceRef", "resolve", "resolve_all"]
+
+DeviceRef = int | str
+"""What a user may call a device.
+
+An int is the index as torch counts it, after masking. A str is a UUID, a prefix of one
+that fits a single device, or a PCI bus ID.
+"""
+
+
+def resolve(ref: DeviceRef, node: Node) -> Device:
+    """Return the device of a node that a reference names.
+
+    Raises:
+        DeviceError: It names none, or several, or is no reference.
+
+    >>> card = Device(kind="cuda", index=0, uuid="GPU-5c3a01b2")
+    >>> resolve("GPU-5c", Node(hostname="n1", devices=(card,))).index
+    0
+    """
+    return resolve_all([ref], node)[0]
+
+
+def resolve_all(refs: Iterable[DeviceRef], node: Node) -> tuple[Device, ...]:
+    """Return the devices that references name, in their order.
+
+    Raises:
+        DeviceError: A reference names none, or several; all such are listed at once.
+    """
+    refs = list(refs)
+    for ref in refs:
+        _check_form(ref)
+    found = {ref: _matches(ref, node) for ref in refs}
+    missing = [ref for ref in refs if not found[ref]]
+    if missing:
+        raise DeviceError(
+            f"there is no device {_list(missing)} on {node.hostname}.",
+            node.visible,
+            _what_to_write(refs, node),
+        )
+    for ref in refs:
+        if len(found[ref]) > 1:
+            raise DeviceError(
+                f"{ref!r} names {len(found[ref])} devices on {node.hostname}.",
+                f"It fits {', '.join(map(str, found[ref]))}.",
+                "Write more of the UUID.",
+            )
+    return tuple(found[ref][0] for ref in refs)
+
+
+def _check_form(ref: object) -> None:
+    good = 'Write an index (2), a UUID ("GPU-5c3…") or a PCI bus ID ("0000:3b:00.0").'
+    if isinstance(ref, list | tuple | set | frozenset):
+        inside = cast("Collection[object]", ref)
+        flat = ", ".join(map(repr, inside))
+        raise DeviceError(
+            f"{inside!r} stands where one device belongs.",
+            f"It is a {type(inside).__name__} of {len(inside)}.",
+            f"A pool is one flat list, gpus=[{flat}]; a strategy returns one device.",
+        )
+    if isinstance(ref, bool) or not isinstance(ref, int | str):
+        raise DeviceError(
+            f"{ref!r} is not a device.", f"It is a {type(ref).__name__}.", good
+        )
+    if isinstance(ref, int) and ref < 0:
+        raise DeviceError(
+            f"{ref} is not a device index.", "Indices count from 0.", good
+        )
+    if isinstance(ref, str) and not ref.strip():
+        raise DeviceError("an empty text is not a device.", f"Got {ref!r}.", good)
+
+
+def _matches(ref: DeviceRef, node: Node) -> list[Device]:
+    if isinstance(ref, int):
+        return list(node.devices[ref : ref + 1])
+    bus = _bus_id(ref)
+    if bus is not None:
+        return [
+            d for d in node.devices if d.pci_bus_id and _bus_id(d.pci_bus_id) == bus
+        ]
+    text = ref.strip().lower()
+    fits = [d for d in node.devices if d.uuid and d.uuid.lower().startswith(text)]
+    return [d for d in fits if d.uuid and d.uuid.lower() == text] or fits
+
+
+def _bus_id(text: str) -> tuple[int, ...] | None:
+    """Return a PCI bus ID as numbers; its domain has 4 to 8 digits, or is left out."""
+    match = re.fullmatch(
+        r"\s*(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])\s*", text.lower()
+    )
+    return tuple(int(part or "0", 16) for part in match.groups()) if match else None
+
+
+def _what_to_write(refs: Sequence[DeviceRef], node: Node) -> str:
+    """Say what was probably meant: physical numbers under a mask, most often."""
+    if not node.devices:
+        return (
+            "Leave gpus out to run on the CPU, or pretend a machine with "
+            "GPUMAP_REHEARSAL=dgx-a100."
+        )
+    digits = [re.fullmatch(r"(?:[a-z]+:)?(\d+)", str(ref)) for ref in refs]
+    if any(isinstance(ref, str) for ref in refs) and all(digits):
+        numbers = ", ".join(match[1] for match in digits if match)
+        return f"An index is a number, not a text: write gpus=[{numbers}]."
+    physical = {d.physical_index: d.index for d in node.devices}
+    masked = any(d.physical_index not in (None, d.index) for d in node.devices)
+    if masked and all(ref in physical for ref in refs):
+        instead = [physical[ref] for ref in refs if isinstance(ref, int)]
+        return (
+            f"Those are physical numbers; a *_VISIBLE_DEVICES mask renumbers what it "
+            f"leaves visible from 0: write gpus={instead}, or UUIDs."
+        )
+    if masked:
+        return (
+            "A *_VISIBLE_DEVICES mask hides the others and renumbers these from 0: "
+            "name devices listed above, or widen the mask."
+        )
+    return "Name devices listed above, by index, UUID or PCI bus ID."
+
+
+def _list(refs: Sequence[DeviceRef]) -> str:
+    return ", ".join(map(repr, dict.fromkeys(refs)))

@@ -1,0 +1,71 @@
+"""How good each device is, for the strategy "scored"."""
+
+import math
+from collections.abc import Mapping
+
+from gpumap.errors import PlacementError
+from gpumap.mapping.choice import Scores
+from gpumap.mapping.devices import Device, Node
+from gpumap.mapping.refs import DeviceRef, resolve_all
+
+__all__ = ["scores_of"]
+
+
+def scores_of(
+    scores: Scores | None, pool: tuple[Device, ...], node: Node
+) -> dict[int, float]:
+    """Return the score of each device in the pool, by its index.
+
+    Raises:
+        DeviceError: A score is for a device that is not there.
+        PlacementError: A device of the pool has no score, or one that is no number.
+    """
+    found = _found(scores, pool, node)
+    without = [d for d in pool if found[d.index] is None]
+    if without:
+        raise PlacementError(
+            f"{', '.join(map(str, without))} has no score.",
+            f"scores={scores!r} covers {len(pool) - len(without)} of {len(pool)} "
+            "devices in the pool.",
+            "Add a score for each, or name the pool with gpus=[…].",
+        )
+    bad = [score for score in found.values() if not _is_number(score)]
+    if bad:
+        raise PlacementError(
+            f"{bad[0]!r} is not a score.",
+            f"scores={scores!r}.",
+            "A score is a finite number; the highest is placed first.",
+        )
+    return {index: float(score) for index, score in found.items() if score is not None}
+
+
+def _found(
+    scores: Scores | None, pool: tuple[Device, ...], node: Node
+) -> dict[int, float | None]:
+    if scores == "memory":
+        return {d.index: d.total_memory for d in pool}
+    if scores == "multiprocessors":
+        return {d.index: d.multiprocessors for d in pool}
+    if callable(scores):
+        return {d.index: scores(d) for d in pool}
+    if scores is None or not hasattr(scores, "items"):
+        raise PlacementError(
+            f"scores={scores!r} is not understood.",
+            "",
+            'Write {device: number}, "memory", "multiprocessors" or a function.',
+        )
+    return _named(scores, pool, node)
+
+
+def _named(
+    scores: Mapping[DeviceRef, float], pool: tuple[Device, ...], node: Node
+) -> dict[int, float | None]:
+    indices = [device.index for device in resolve_all(scores, node)]
+    named = dict(zip(indices, scores.values(), strict=True))
+    return {device.index: named.get(device.index) for device in pool}
+
+
+def _is_number(score: object) -> bool:
+    if isinstance(score, bool) or not isinstance(score, int | float):
+        return False
+    return math.isfinite(score)

@@ -1,0 +1,183 @@
+"""What started this process, from captured and from made-up environments."""
+
+import pytest
+from captured import environment, jobs
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpumap.detect.launchers import detect_launch
+from gpumap.errors import LaunchError
+from gpumap.mapping.launch import Launch
+
+
+@pytest.mark.parametrize("job", jobs().values(), ids=jobs())
+def test_the_ranks_of_a_captured_job_fit_together(job: list[dict[str, str]]) -> None:
+    """Ranks are 0 to N - 1 once each, and node sizes add up to N."""
+    launches = [detect_launch(environ) for environ in job]
+    assert {launch.launcher for launch in launches} == {"torchrun"}
+    assert sorted(launch.rank for launch in launches) == list(range(len(job)))
+    assert {launch.world_size for launch in launches} == {len(job)}
+    sizes = {launch.node_rank: launch.local_world_size or 0 for launch in launches}
+    assert sum(sizes.values()) == len(job)
+    for node_rank, size in sizes.items():
+        here = [x.local_rank for x in launches if x.node_rank == node_rank]
+        assert here == list(range(size))
+
+
+def test_torchrun_tells_everything() -> None:
+    """As captured from `torchrun --standalone --nproc-per-node 3`, rank 1."""
+    assert detect_launch(environment("torchrun-standalone3-rank1")) == Launch(
+        launcher="torchrun",
+        rank=1,
+        world_size=3,
+        local_rank=1,
+        local_world_size=3,
+        node_rank=0,
+        num_nodes=1,
+        master_addr="localhost",
+        master_port=43757,
+        job_id="78756be6-94c6-467e-8e9c-d8eea3c44f90",
+    )
+
+
+def test_torchrun_inside_srun_wins_over_slurm() -> None:
+    """Captured: torch's rank 0 ran on SLURM_NODEID 1."""
+    environ = environment("slurm-torchrun-in-srun-rank0")
+    assert environ["SLURM_NODEID"] == "1"
+    launch = detect_launch(environ)
+    assert (launch.launcher, launch.rank, launch.node_rank) == ("torchrun", 0, 0)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_virtual_local_rank_is_undone(rank: int) -> None:
+    """Captured: LOCAL_RANK=0 in both processes, each with a device of its own."""
+    environ = environment(f"torchrun-virtual2-rank{rank}")
+    assert environ["LOCAL_RANK"] == "0"
+    launch = detect_launch(environ)
+    assert launch.local_rank == rank
+    assert launch.devices_bound
+
+
+def test_virtual_local_rank_on_several_nodes_is_not_guessed() -> None:
+    """No variable holds it, and rank % size fails on unequal nodes."""
+    environ = environment("torchrun-virtual2-rank1") | {"WORLD_SIZE": "4"}
+    assert detect_launch(environ).local_rank is None
+
+
+def test_torchs_own_variables_are_enough() -> None:
+    """For gloo on the CPU by env://: what is not set is None, not guessed."""
+    environ = {
+        "RANK": "1",
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29500",
+    }
+    assert detect_launch(environ) == Launch(
+        launcher="torch variables",
+        rank=1,
+        world_size=2,
+        master_addr="127.0.0.1",
+        master_port=29500,
+    )
+
+
+def test_no_variables_are_a_single_process() -> None:
+    """Nobody to wait for."""
+    launch = detect_launch({"MASTER_ADDR": "n1", "PATH": "/bin", "WORLD_SIZE": ""})
+    assert launch.launcher == "single process"
+    assert (launch.rank, launch.world_size, launch.local_rank) == (0, 1, 0)
+
+
+def test_a_world_of_one_leaves_no_choice() -> None:
+    """RANK=0 WORLD_SIZE=1 says the local rank as well."""
+    launch = detect_launch({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "-1"})
+    assert (launch.local_rank, launch.local_world_size, launch.num_nodes) == (0, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("mask", "size", "bound"),
+    [("3", "8", True), ("0,1", "8", False), (None, "8", False), ("3", "1", False)],
+)
+def test_one_visible_device_for_several_local_ranks_is_bound(
+    mask: str | None, size: str, *, bound: bool
+) -> None:
+    """As Slurm's --gpus-per-task and wrappers leave it; without a mask, it is not."""
+    environ = {"RANK": "0", "WORLD_SIZE": "8", "LOCAL_RANK": "0"}
+    environ["LOCAL_WORLD_SIZE"] = size
+    if mask is not None:
+        environ["CUDA_VISIBLE_DEVICES"] = mask
+    assert detect_launch(environ).devices_bound is bound
+
+
+def test_missing_variables_are_all_named_at_once() -> None:
+    """Torch names one per run."""
+    with pytest.raises(LaunchError) as caught:
+        detect_launch({"RANK": "1"})
+    assert str(caught.value) == (
+        "RANK is set, and WORLD_SIZE, MASTER_ADDR, MASTER_PORT are not.\n"
+        "RANK='1'.\n"
+        "Set WORLD_SIZE, MASTER_ADDR, MASTER_PORT too; or, for a single process, unset "
+        "RANK. torchrun sets them all."
+    )
+    assert caught.value.variables == ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"RANK": "one"}, "RANK is 'one', where a whole number from 0 belongs."),
+        ({"RANK": "-1"}, "RANK is '-1', where a whole number from 0 belongs."),
+        ({"WORLD_SIZE": "2.0"}, "WORLD_SIZE is '2.0', where a whole number from 0"),
+        ({"RANK": "²"}, "RANK is '²', where a whole number from 0 belongs."),
+        ({"MASTER_PORT": "tcp://x"}, "MASTER_PORT is 'tcp://x', where a whole number"),
+        ({"MASTER_PORT": "70000"}, "master_port 70000 is no TCP port."),
+        ({"RANK": "2"}, "rank 2 is out of range for world_size 2."),
+        ({"LOCAL_RANK": "2"}, "local_rank 2 is out of range for local_world_size 2."),
+        ({"WORLD_SIZE": "0"}, "this is not a valid Launch."),
+    ],
+)
+def test_wrong_values_name_the_variable(changed: dict[str, str], said: str) -> None:
+    """With its value, so that it can be found."""
+    environ = {
+        "RANK": "1",
+        "WORLD_SIZE": "2",
+        "LOCAL_RANK": "1",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29500",
+    } | changed
+    with pytest.raises(LaunchError) as caught:
+        detect_launch(environ)
+    assert caught.value.happened.startswith(said)
+    name, value = next(iter(changed.items()))
+    assert f"{name}={value!r}" in caught.value.seen
+
+
+def test_a_jobs_name_can_be_given() -> None:
+    """GPUMAP_JOB_ID is for launchers that have none, and wins."""
+    environ = {"RANK": "0", "WORLD_SIZE": "2", "GPUMAP_JOB_ID": "night run"}
+    assert detect_launch(environ).job_id == "night run"
+    environ = environment("torchrun-standalone3-rank1") | {"GPUMAP_JOB_ID": "x"}
+    assert detect_launch(environ).job_id == "x"
+
+
+VARIABLES = (
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"),
+    *("GROUP_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"),
+    *("TORCHELASTIC_RUN_ID", "CUDA_VISIBLE_DEVICES", "GPUMAP_JOB_ID"),
+)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(VARIABLES),
+        st.one_of(st.integers(-2, 9).map(str), st.text(max_size=5)),
+    )
+)
+def test_any_environment_is_a_launch_or_a_launch_error(environ: dict[str, str]) -> None:
+    """With any text in any of the variables."""
+    try:
+        launch = detect_launch(environ)
+    except LaunchError:
+        return
+    assert 0 <= launch.rank < launch.world_size

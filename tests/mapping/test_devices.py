@@ -1,0 +1,74 @@
+"""Devices, links and nodes as values."""
+
+import pytest
+from nodes import node
+
+from gpumap.errors import DeviceError
+from gpumap.mapping.devices import CPU, Device, Link, Node
+
+
+def test_a_node_goes_to_json_and_back() -> None:
+    """What detect saves, a rehearsal reads."""
+    n1 = node(2).model_copy(update={"links": (Link(a=0, b=1, nvlinks=4, pcie="SYS"),)})
+    assert Node.model_validate_json(n1.model_dump_json()) == n1
+
+
+def test_values_are_frozen() -> None:
+    """A value that was checked stays as it was."""
+    with pytest.raises(Exception, match="frozen"):
+        node(1).hostname = "n2"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    "links",
+    [
+        [Link(a=0, b=2)],
+        [Link(a=1, b=1)],
+        [Link(a=0, b=1), Link(a=1, b=0)],
+    ],
+    ids=["to nowhere", "to itself", "twice"],
+)
+def test_links_join_two_devices_of_the_node_once(links: list[Link]) -> None:
+    """A matrix that contradicts its devices was misread."""
+    with pytest.raises(DeviceError, match="the links of node n1 do not fit"):
+        Node(hostname="n1", devices=node(2).devices, links=tuple(links))
+
+
+def test_devices_are_in_torchs_order() -> None:
+    """devices[i].index is i, so that an index can be used to look one up."""
+    with pytest.raises(DeviceError, match="not in torch's order"):
+        Node(hostname="n1", devices=node(2).devices[::-1])
+
+
+def test_keeping_counts_devices_and_links_anew() -> None:
+    """Devices 3 and 1 become 0 and 1, and keep the link between them."""
+    whole = node(4).model_copy(
+        update={"links": (Link(a=1, b=3, nvlinks=2), Link(a=0, b=1, pcie="SYS"))}
+    )
+    kept = whole.keeping([3, 1])
+    assert [(d.index, d.physical_index) for d in kept.devices] == [(0, 3), (1, 1)]
+    assert kept.links == (Link(a=1, b=0, nvlinks=2),)
+
+
+def test_a_device_says_torchs_name_and_a_prefix_that_can_be_pasted() -> None:
+    """The printed start of a UUID is a reference by itself."""
+    long = Device(kind="cuda", index=1, uuid="GPU-5c3a01b2-77aa-4f00-8000-000000000001")
+    assert str(long) == "cuda:1 (GPU-5c3a01b2…)"
+    assert str(CPU) == "cpu"
+
+
+def test_visible_lists_both_numberings() -> None:
+    """Under a mask, torch's index and the physical one differ."""
+    assert node(2, first_physical=2).visible == (
+        "Visible on n1: cuda:0 (GPU-a000n1…) = physical 2, "
+        "cuda:1 (GPU-a100n1…) = physical 3."
+    )
+    assert node(0).visible == "No accelerator is visible on n1."
+
+
+def test_an_unknown_field_is_an_error_in_our_words() -> None:
+    """A typing error in a rehearsal file is found."""
+    with pytest.raises(DeviceError) as caught:
+        Device.model_validate({"kind": "cuda", "index": 0, "memory": 5})
+    assert caught.value.happened == "this is not a valid Device."
+    assert "memory: Extra inputs are not permitted" in caught.value.seen

@@ -1,0 +1,79 @@
+"""What a launcher can say, and what it cannot."""
+
+import pytest
+
+from gpumap.errors import LaunchError
+from gpumap.mapping.launch import Launch
+
+
+def test_a_launch_goes_to_json_and_back() -> None:
+    """What is printed can be read again."""
+    launch = Launch(launcher="torchrun", rank=1, world_size=2, master_port=29500)
+    assert Launch.model_validate_json(launch.model_dump_json()) == launch
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"rank": 2, "world_size": 2}, "rank 2 is out of range for world_size 2."),
+        (
+            {"rank": 0, "world_size": 4, "local_rank": 2, "local_world_size": 2},
+            "local_rank 2 is out of range for local_world_size 2.",
+        ),
+        (
+            {"rank": 0, "world_size": 4, "node_rank": 2, "num_nodes": 2},
+            "node_rank 2 is out of range for num_nodes 2.",
+        ),
+        (
+            {"rank": 0, "world_size": 2, "local_world_size": 4},
+            "local_world_size 4 is more than world_size 2.",
+        ),
+        (
+            {"rank": 0, "world_size": 2, "num_nodes": 3},
+            "num_nodes 3 is more than world_size 2.",
+        ),
+        (
+            {"rank": 0, "world_size": 2, "master_port": 65536},
+            "master_port 65536 is no TCP port.",
+        ),
+        (
+            {"rank": 0, "world_size": 2, "master_port": 0},
+            "master_port 0 is no TCP port.",
+        ),
+        (
+            {"rank": 0, "world_size": 2, "master_addr": "127.0.0.1:29500"},
+            "master_addr '127.0.0.1:29500' is not a host name or an address.",
+        ),
+        (
+            {"rank": 0, "world_size": 2, "master_addr": "[::1]"},
+            "master_addr '[::1]' is not a host name or an address.",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_impossible_combinations_are_errors(
+    fields: dict[str, int], message: str
+) -> None:
+    """The first line names the field and both numbers."""
+    with pytest.raises(LaunchError) as caught:
+        Launch.model_validate({"launcher": "test", **fields})
+    assert caught.value.happened == message
+
+
+@pytest.mark.parametrize("value", [-1, 1.0, "1", True, None])
+def test_a_rank_is_a_whole_number_from_0(value: object) -> None:
+    """Nothing is turned into a number that was none."""
+    with pytest.raises(LaunchError, match="not a valid Launch"):
+        Launch.model_validate({"launcher": "test", "rank": value, "world_size": 2})
+
+
+def test_an_ipv6_address_is_an_address() -> None:
+    """Only the brackets of a URL are refused."""
+    assert Launch(launcher="x", rank=0, world_size=2, master_addr="::1").master_addr
+
+
+def test_one_node_is_known_from_either_fact() -> None:
+    """All processes on this node, or one node in all."""
+    assert Launch(launcher="x", rank=0, world_size=2, local_world_size=2).one_node
+    assert Launch(launcher="x", rank=0, world_size=2, num_nodes=1).one_node
+    assert not Launch(launcher="x", rank=0, world_size=2).one_node

@@ -1,0 +1,327 @@
+"""Where one rank trains."""
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from nodes import launch, node
+
+from gpumap.errors import DeviceError, LaunchError, PlacementError
+from gpumap.mapping.choice import Choice, Gpus, Strategy
+from gpumap.mapping.devices import Device, Node
+from gpumap.mapping.launch import Launch
+from gpumap.mapping.placement import idle_devices, place, refuse_conflicts
+
+if TYPE_CHECKING:
+    from gpumap.mapping.refs import DeviceRef
+
+
+def indices(
+    n1: Node, processes: int, strategy: Strategy | None, **how: Any
+) -> list[int]:
+    """Return where each local rank of one node is placed."""
+    return [
+        place(launch(local_rank, processes), n1, strategy, **how).device.index
+        for local_rank in range(processes)
+    ]
+
+
+def test_one_machine_explicit_ids() -> None:
+    """gpus=[2, 3]: rank 0 on 2, rank 1 on 3, in the list's own order."""
+    assert indices(node(4), 2, "explicit", gpus=[2, 3]) == [2, 3]
+    assert indices(node(4), 2, None, gpus=[3, 1]) == [3, 1]
+
+
+def test_without_a_word_the_local_rank_is_the_index() -> None:
+    """As torchrun has it."""
+    assert indices(node(4), 4, None) == [0, 1, 2, 3]
+
+
+def test_rank_modulo_count() -> None:
+    """Rank % len(pool), by global rank: rank 5 of 8 on a pool of 4 is its second."""
+    fifth = launch(1, 4, node_rank=1)
+    assert fifth.rank == 5
+    assert place(fifth, node(4), "modulo").device.index == 1
+    assert place(fifth, node(4), "modulo", gpus=[3, 2, 1]).device.index == 1
+
+
+def test_scores_place_the_best_first() -> None:
+    """Scores 100, 90, 80, 110 give 3, 0, 1, 2."""
+    scores: dict[DeviceRef, float] = {0: 100, 1: 90, 2: 80, 3: 110}
+    assert indices(node(4), 4, "scored", scores=scores) == [3, 0, 1, 2]
+    assert indices(node(4), 4, None, scores=scores) == [3, 0, 1, 2]
+
+
+def test_equal_scores_go_by_index_whatever_the_pools_order() -> None:
+    """So that every rank computes the same order."""
+    scores: dict[DeviceRef, float] = {0: 1, 1: 2, 2: 2}
+    assert indices(node(3), 3, "scored", gpus=[2, 1, 0], scores=scores) == [1, 2, 0]
+
+
+def test_scores_can_be_a_property_or_a_function() -> None:
+    """node() gives card i (i + 1) GiB and 100 - i multiprocessors."""
+    assert indices(node(3), 3, "scored", scores="memory") == [2, 1, 0]
+    assert indices(node(3), 3, "scored", scores="multiprocessors") == [0, 1, 2]
+    assert indices(node(3), 3, "scored", scores=lambda d: -abs(d.index - 1)) == [
+        1,
+        0,
+        2,
+    ]
+
+
+def test_a_users_own_function_maps() -> None:
+    """It returns any reference: here odd local ranks from the end."""
+
+    def zigzag(me: Launch, here: Node) -> int:
+        local_rank = me.local_rank or 0
+        last = len(here.devices) - 1
+        return last - local_rank // 2 if local_rank % 2 else local_rank // 2
+
+    assert indices(node(4), 4, zigzag) == [0, 3, 1, 2]
+    assert place(launch(0, 4), node(4), zigzag).strategy == "zigzag"
+    by_uuid = place(launch(0, 1), node(4), lambda _, here: here.devices[2])
+    assert by_uuid.device.index == 2
+
+
+def test_a_different_list_on_each_node() -> None:
+    """By host name or by node_rank."""
+    by_host: Gpus = {"n1": [0, 1], "n2": [2, 3]}
+    by_rank: Gpus = {0: [0, 1], 1: [2, 3]}
+    for gpus in (by_host, by_rank):
+        first = place(launch(1, 2, node_rank=0), node(4, "n1"), gpus=gpus)
+        second = place(launch(1, 2, node_rank=1), node(4, "n2.lab.org"), gpus=gpus)
+        assert (first.device.index, second.device.index) == (1, 3)
+
+
+def test_a_node_without_a_list_is_an_error() -> None:
+    """The lists there are, and the one that is missing, are named."""
+    with pytest.raises(PlacementError) as caught:
+        place(launch(0, 1, node_rank=2), node(4, "n3"), gpus={"n1": [0], "n2": [1]})
+    assert caught.value.happened == "gpus has no list for node n3 (node_rank 2)."
+    assert caught.value.hint == "Add gpus['n3'] or gpus[2]."
+
+
+def test_more_processes_than_devices_is_an_error_on_every_rank() -> None:
+    """Ranks beyond the list never leave in silence while the others wait."""
+    for local_rank in range(4):
+        with pytest.raises(PlacementError) as caught:
+            place(launch(local_rank, 4), node(4), gpus=[2, 3])
+        assert str(caught.value) == (
+            "4 processes on n1 have 2 devices: local rank 2 and up would have none.\n"
+            'strategy "explicit" gives gpus[local_rank]; the pool is '
+            "cuda:2 (GPU-a200n1…), cuda:3 (GPU-a300n1…).\n"
+            "Start 2 on each node (torchrun --nproc-per-node 2), or list 4 devices in "
+            "gpus=[…]."
+        )
+        assert caught.value.ranks == (0, 1, 2, 3)
+
+
+def test_fewer_processes_than_devices_named_is_said_with_the_command() -> None:
+    """The command would use all of them."""
+    choice = Choice.of(None, [0, 1, 2], None, oversubscribe=False)
+    placed = place(launch(0, 2), node(4), gpus=[0, 1, 2])
+    assert idle_devices(placed, node(4), choice) == (
+        "2 of 3 devices on n1 will be used. To use all: torchrun --nproc-per-node 3"
+    )
+    full = place(launch(0, 3), node(4), gpus=[0, 1, 2])
+    assert idle_devices(full, node(4), choice) is None
+
+
+def test_an_index_never_contains_the_node_rank() -> None:
+    """local_rank + node_rank * gpus_per_node is out of range on the second node."""
+
+    def usual_answer(me: Launch, here: Node) -> int:
+        return (me.local_rank or 0) + (me.node_rank or 0) * len(here.devices)
+
+    assert place(launch(1, 4, node_rank=0), node(4), usual_answer).device.index == 1
+    with pytest.raises(DeviceError) as caught:
+        place(launch(1, 4, node_rank=1), node(4, "n2"), usual_answer)
+    assert str(caught.value) == (
+        'strategy "usual_answer" gave 5 for rank 5 (node_rank 1, local_rank 1): there '
+        "is no device 5 on n2.\n"
+        "Visible on n2: cuda:0 (GPU-a000n2…), cuda:1 (GPU-a100n2…), "
+        "cuda:2 (GPU-a200n2…), cuda:3 (GPU-a300n2…).\n"
+        "A device index counts on its own node: it contains neither node_rank nor the "
+        "global rank. Return launch.local_rank, or any index listed."
+    )
+
+
+def test_a_function_that_returns_a_list_is_an_error() -> None:
+    """A list passed where an index belongs."""
+    with pytest.raises(DeviceError, match=r"gave \[0, 1\] for rank 0"):
+        place(launch(0, 1), node(4), lambda *_: [0, 1])  # type: ignore[arg-type]
+
+
+def test_no_launcher_is_one_process() -> None:
+    """World size 1 on one of the GPUs that are visible."""
+    alone = Launch(launcher="single process", rank=0, world_size=1)
+    assert place(alone, node(1)).device.index == 0
+    assert place(alone, node(8)).device.index == 0
+
+
+def test_without_an_accelerator_a_rank_trains_on_the_cpu() -> None:
+    """Also where the launcher does not say the local rank."""
+    me = Launch(launcher="torch variables", rank=1, world_size=2)
+    placed = place(me, node(0))
+    assert placed.device.kind == "cpu"
+    assert placed.why == "no accelerator is visible on n1"
+
+
+def test_naming_gpus_where_there_is_none_is_an_error() -> None:
+    """Never a silent run on the CPU."""
+    with pytest.raises(DeviceError, match="there is no device 2, 3 on n1") as caught:
+        place(launch(0, 2), node(0), gpus=[2, 3])
+    assert "GPUMAP_REHEARSAL=dgx-a100" in caught.value.hint
+
+
+def test_bound_devices_are_the_first_of_the_tasks_own() -> None:
+    """local_rank 3 of 8 with one visible device is index 0, with two as well."""
+    for visible in (1, 2):
+        mine = place(launch(3, 8, devices_bound=True), node(visible))
+        assert mine.device.index == 0
+        assert mine.why == "torchrun gave this process its own device"
+
+
+def test_a_missing_local_rank_is_an_error_that_names_the_variable() -> None:
+    """It is never derived from the global rank."""
+    me = Launch(launcher="torch variables", rank=1, world_size=2)
+    with pytest.raises(LaunchError) as caught:
+        place(me, node(2))
+    assert caught.value.variables == ("LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    assert place(me, node(2), "modulo").device.index == 1
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({"strategy": "fastest"}, "strategy 'fastest' is unknown."),
+        ({"strategy": "explicit"}, 'strategy "explicit" needs a list of devices.'),
+        ({"gpus": []}, "gpus=[] leaves no device to train on."),
+        ({"gpus": 2}, "gpus=2 is not a list of devices."),
+        ({"gpus": "2,3"}, "gpus='2,3' is not a list of devices."),
+        ({"gpus": {0, 1}}, "gpus={0, 1} is not a list of devices."),
+        ({"gpus": [0, 0]}, "cuda:0 (GPU-a000n1…) is listed twice in gpus on n1."),
+        (
+            {"gpus": [0, "GPU-a0"]},
+            "cuda:0 (GPU-a000n1…) is listed twice in gpus on n1.",
+        ),
+        ({"gpus": [-1]}, "-1 is not a device index."),
+        ({"gpus": [1.0]}, "1.0 is not a device."),
+        ({"gpus": [True]}, "True is not a device."),
+        ({"gpus": [[0, 1]]}, "[0, 1] stands where one device belongs."),
+        ({"strategy": "scored"}, 'strategy "scored" and scores=… belong together.'),
+        (
+            {"strategy": "modulo", "scores": {0: 1}},
+            'strategy "scored" and scores=… belong together.',
+        ),
+        ({"scores": {7: 1}}, "there is no device 7 on n1."),
+        (
+            {"scores": {0: 1, 1: 1}},
+            "cuda:2 (GPU-a200n1…), cuda:3 (GPU-a300n1…) has no score.",
+        ),
+        ({"scores": {0: float("nan")}, "gpus": [0]}, "nan is not a score."),
+        ({"scores": {0: True}, "gpus": [0]}, "True is not a score."),
+        ({"scores": {0: "9"}, "gpus": [0]}, "'9' is not a score."),
+        ({"scores": "speed"}, "scores='speed' is not understood."),
+    ],
+    ids=str,
+)
+def test_wrong_input_is_told_what_to_write(how: dict[str, Any], said: str) -> None:
+    """Each message has a first line that stands alone, and a hint."""
+    with pytest.raises((PlacementError, DeviceError)) as caught:
+        place(launch(0, 1), node(4), **how)
+    assert caught.value.happened == said
+    assert caught.value.hint
+
+
+def conflict(me: Launch, n1: Node, choice: Choice, *, can_share: bool = False) -> None:
+    """Place a rank and check its neighbours."""
+    placed = place(
+        me, n1, choice.strategy, gpus=choice.gpus, oversubscribe=choice.oversubscribe
+    )
+    refuse_conflicts(placed, n1, choice, can_share=can_share)
+
+
+def test_two_ranks_on_one_device_are_named_with_what_would_fix_it() -> None:
+    """Four local ranks by rank % 2: every rank says the same."""
+    choice = Choice.of("modulo", None, None, oversubscribe=False)
+    for local_rank in range(4):
+        with pytest.raises(PlacementError) as caught:
+            conflict(launch(local_rank, 4), node(2), choice)
+        assert str(caught.value) == (
+            "rank 0 and rank 2 are both placed on cuda:0 (GPU-a000n1…) on host n1.\n"
+            'strategy "modulo" gives pool[rank % 2] for 4 local ranks.\n'
+            "Start 2 processes per node (torchrun --nproc-per-node 2), or list 4 "
+            "devices in gpus=[…]."
+        )
+        assert caught.value.ranks == (0, 2)
+
+
+def test_a_conflict_on_an_uneven_second_node_is_found_there() -> None:
+    """Ranks 4 to 6 by rank % 2 on a node of two: 4 and 6 meet."""
+    choice = Choice.of("modulo", None, None, oversubscribe=False)
+    me = launch(1, 3, node_rank=1, rank=5, world_size=7)
+    with pytest.raises(PlacementError, match="rank 4 and rank 6 are both placed"):
+        conflict(me, node(2), choice)
+
+
+def test_a_function_that_gives_all_ranks_one_device_is_a_conflict() -> None:
+    """The default GPU in a script, set_device forgotten."""
+    choice = Choice.of(lambda *_: 0, None, None, oversubscribe=False)
+    with pytest.raises(PlacementError, match="rank 0 and rank 1 are both placed"):
+        conflict(launch(1, 2), node(2), choice)
+
+
+def test_more_ranks_than_devices_is_a_conflict_in_any_distribution() -> None:
+    """Where a launcher may deal ranks in any order, counting is enough."""
+    me = launch(0, 4, rank=0, world_size=8).model_copy(update={"launcher": "Slurm"})
+    choice = Choice.of("modulo", None, None, oversubscribe=False)
+    with pytest.raises(
+        PlacementError, match="4 local ranks share 2 devices on host n1"
+    ):
+        conflict(me, node(2), choice)
+
+
+def test_sharing_is_for_backends_that_can() -> None:
+    """oversubscribe=True and NCCL is an error; with gloo it is what was asked for."""
+    choice = Choice.of("modulo", None, None, oversubscribe=True)
+    conflict(launch(3, 4), node(2), choice, can_share=True)
+    with pytest.raises(PlacementError, match="cannot run two ranks on one device"):
+        conflict(launch(3, 4), node(2), choice, can_share=False)
+    twice = Choice.of("explicit", [0, 0], None, oversubscribe=True)
+    conflict(launch(1, 2), node(2), twice, can_share=True)
+
+
+def test_bound_tasks_are_left_to_the_roll_call() -> None:
+    """Each sees one device: whether they differ shows only when all compare."""
+    choice = Choice.of(None, None, None, oversubscribe=False)
+    conflict(launch(1, 2, devices_bound=True), node(1), choice)
+
+
+@given(
+    st.integers(1, 8),
+    st.integers(1, 8),
+    st.sampled_from(["local_rank", "explicit", "modulo"]),
+    st.randoms(use_true_random=False),
+)
+def test_a_placement_that_passes_uses_no_device_twice(
+    devices: int, processes: int, strategy: Any, random: Any
+) -> None:
+    """Every rank is placed on its own device of the pool, or every rank is refused."""
+    gpus = random.sample(range(devices), random.randint(1, devices))
+    choice = Choice.of(strategy, gpus, None, oversubscribe=False)
+    placed: list[Device] = []
+    refused = 0
+    for local_rank in range(processes):
+        me = launch(local_rank, processes)
+        try:
+            conflict(me, node(devices), choice)
+            placed.append(place(me, node(devices), strategy, gpus=gpus).device)
+        except PlacementError:
+            refused += 1
+    if refused:
+        assert refused == processes
+        assert processes > len(gpus)
+    else:
+        assert [d.index for d in placed] == gpus[:processes]

@@ -1,0 +1,149 @@
+"""A cluster's plan."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from nodes import node
+
+from gpumap.errors import DeviceError, LaunchError, PlacementError
+from gpumap.mapping.launch import Launch
+from gpumap.mapping.placement import place
+from gpumap.mapping.plan import plan
+
+
+def test_node_and_local_rank_arithmetic_on_nodes_of_4_and_2() -> None:
+    """Ranks 4 and 5 are local ranks 0 and 1 of the second node, on its devices 0, 1."""
+    whole = plan([node(4, "n1"), node(2, "n2")], [4, 2])
+    assert len(whole) == 6
+    assert [p.device.index for p in whole] == [0, 1, 2, 3, 0, 1]
+    last = whole[5].launch
+    assert (last.node_rank, last.local_rank, last.local_world_size) == (1, 1, 2)
+    assert whole.conflicts() == []
+
+
+def test_a_different_list_on_each_node() -> None:
+    """A mapping from host name to list."""
+    whole = plan(
+        [node(4, "n1"), node(4, "n2")], [2, 2], gpus={"n1": [0, 1], "n2": [2, 3]}
+    )
+    assert [p.device.index for p in whole] == [0, 1, 2, 3]
+
+
+def test_cyclic_distribution_deals_ranks_to_the_nodes_in_turn() -> None:
+    """Rank 1 is on node 1, on its device 0."""
+    whole = plan([node(2, "n1"), node(2, "n2")], [2, 2], distribution="cyclic")
+    assert [(p.launch.node_rank, p.device.index) for p in whole] == [
+        (0, 0),
+        (1, 0),
+        (0, 1),
+        (1, 1),
+    ]
+
+
+def test_modulo_conflicts_name_ranks_device_and_host() -> None:
+    """Cyclic ranks 0, 2, 4, 6 of a node by rank % 4 meet on devices 0 and 2."""
+    nodes = [node(4, "n1"), node(4, "n2")]
+    whole = plan(nodes, [4, 4], strategy="modulo", distribution="cyclic")
+    assert [str(c) for c in whole.conflicts()] == [
+        "rank 0 and rank 4 are both placed on cuda:0 (GPU-a000n1…) on host n1",
+        "rank 2 and rank 6 are both placed on cuda:2 (GPU-a200n1…) on host n1",
+        "rank 1 and rank 5 are both placed on cuda:1 (GPU-a100n2…) on host n2",
+        "rank 3 and rank 7 are both placed on cuda:3 (GPU-a300n2…) on host n2",
+    ]
+
+
+def test_three_ranks_on_a_device_are_all_named() -> None:
+    """The sentence fits any number of ranks."""
+    whole = plan([node(1)], [3], strategy="modulo")
+    assert str(whole.conflicts()[0]) == (
+        "rank 0, rank 1 and rank 2 are placed on cuda:0 (GPU-a000n1…) on host n1"
+    )
+
+
+def test_a_functions_conflicts_are_found_too() -> None:
+    """It is asked for every rank."""
+    whole = plan([node(2)], [2], strategy=lambda *_: 1)
+    assert [c.ranks for c in whole.conflicts()] == [(0, 1)]
+
+
+def test_devices_shared_on_purpose_are_still_listed() -> None:
+    """oversubscribe=True lets a plan be made; conflicts() says what is shared."""
+    whole = plan([node(2)], [2], gpus=[0, 0], oversubscribe=True)
+    assert [c.device.index for c in whole.conflicts()] == [0]
+
+
+def test_explain_is_a_table_of_all_ranks() -> None:
+    """Rank, node, host, local rank, device, name and reason, then the conflicts."""
+    whole = plan([node(2, "n1"), node(0, "n2")], [2, 1], strategy="modulo")
+    assert whole.explain().splitlines() == [
+        "rank  node  host  local_rank  device                name  why",
+        "0     0     n1    0           cuda:0 (GPU-a000n1…)  Card  modulo: pool[rank % 2]",  # noqa: E501 - one row of the table
+        "1     0     n1    1           cuda:1 (GPU-a100n1…)  Card  modulo: pool[rank % 2]",  # noqa: E501 - one row of the table
+        "2     1     n2    0           cpu                   CPU   no accelerator is visible on n2",  # noqa: E501 - one row of the table
+    ]
+    crowded = plan([node(1)], [2], strategy="modulo").explain().splitlines()
+    assert crowded[-1].startswith(
+        "conflict: rank 0 and rank 1 are both placed on cuda:0"
+    )
+
+
+def test_equal_nodes_are_worked_out_once() -> None:
+    """A thousand entries of one node share one pool."""
+    whole = plan([node(8)] * 1000, [8] * 1000)
+    assert len(whole._pools) == 1
+    assert whole[7999].device.index == 7
+
+
+def test_a_rank_without_a_device_is_found_when_the_plan_is_made() -> None:
+    """Before anything is started, with the node's name."""
+    with pytest.raises(PlacementError, match="4 processes on n2 have 2 devices"):
+        plan([node(4, "n1"), node(2, "n2")], [4, 4])
+
+
+def test_a_device_that_is_not_there_is_found_when_the_plan_is_made() -> None:
+    """On whichever node it is missing."""
+    with pytest.raises(DeviceError, match="no device 3 on n2"):
+        plan([node(4, "n1"), node(2, "n2")], [2, 2], gpus=[0, 3])
+
+
+def test_nodes_and_sizes_go_together() -> None:
+    """One number of processes for each node."""
+    with pytest.raises(LaunchError, match="2 nodes and 1 local world sizes"):
+        plan([node(1), node(1)], [1])
+
+
+@pytest.mark.parametrize("rank", [-1, 2])
+def test_a_rank_outside_the_plan_is_an_index_error(rank: int) -> None:
+    """As of any sequence; a negative rank is not counted from the end."""
+    with pytest.raises(IndexError, match=f"ranks 0 to 1, not {rank}"):
+        plan([node(2)], [2])[rank]
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 6), st.integers(1, 6)), min_size=1, max_size=5),
+    st.sampled_from(["local_rank", "modulo", "scored", "function"]),
+    st.sampled_from(["block", "cyclic"]),
+)
+def test_a_plan_says_what_place_says_for_every_rank(
+    shapes: list[tuple[int, int]], strategy: Any, distribution: Any
+) -> None:
+    """For uneven nodes, in both distributions, under every strategy."""
+    nodes = [node(devices, f"n{i}") for i, (devices, _) in enumerate(shapes)]
+    sizes = [min(shape) for shape in shapes]
+    how: dict[str, Any] = {"strategy": strategy}
+    if strategy == "scored":
+        how["scores"] = "memory"
+    if strategy == "function":
+        how["strategy"] = by_rank
+    whole = plan(nodes, sizes, distribution=distribution, **how)
+    for rank, planned in enumerate(whole):
+        assert planned.launch.rank == rank
+        here = nodes[planned.launch.node_rank or 0]
+        assert place(planned.launch, here, **how) == planned
+
+
+def by_rank(me: Launch, here: Any) -> int:
+    """Return an index that depends on the global rank."""
+    return me.rank % len(here.devices)

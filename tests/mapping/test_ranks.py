@@ -1,0 +1,77 @@
+"""The arithmetic between rank, node_rank and local_rank."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpumap.errors import LaunchError
+from gpumap.mapping.ranks import Distribution, RankLayout
+
+# By hand, and as Slurm 22.05 dealt 4 tasks over two nodes of 3 and 1 with -m cyclic:
+# SLURM_GTIDS was 0,2,3 on the first node and 1 on the second.
+TABLES = {
+    ("block", (4, 2)): [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (1, 1)],
+    ("block", (1, 2)): [(0, 0), (1, 0), (1, 1)],
+    ("cyclic", (2, 2)): [(0, 0), (1, 0), (0, 1), (1, 1)],
+    ("cyclic", (3, 1)): [(0, 0), (1, 0), (0, 1), (0, 2)],
+    ("cyclic", (1, 3, 2)): [(0, 0), (1, 0), (2, 0), (1, 1), (2, 1), (1, 2)],
+}
+
+
+@pytest.mark.parametrize(("how", "expected"), TABLES.items(), ids=str)
+def test_ranks_are_where_the_tables_say(
+    how: tuple[Distribution, tuple[int, ...]], expected: list[tuple[int, int]]
+) -> None:
+    """Block fills node after node; cyclic deals in turn and skips full nodes."""
+    distribution, sizes = how
+    layout = RankLayout(sizes, distribution)
+    assert [layout.locate(rank) for rank in range(layout.world_size)] == expected
+
+
+def test_cyclic_distribution_puts_rank_1_on_node_1() -> None:
+    """Rank // local_world_size is not the node under cyclic distribution."""
+    assert RankLayout((4, 4), "cyclic").locate(1) == (1, 0)
+
+
+@given(
+    st.lists(st.integers(1, 9), min_size=1, max_size=12),
+    st.sampled_from(["block", "cyclic"]),
+)
+def test_rank_undoes_locate(sizes: list[int], distribution: Distribution) -> None:
+    """Every rank has one place, every place one rank, and ranks_of lists them."""
+    layout = RankLayout(sizes, distribution)
+    places = [layout.locate(rank) for rank in range(layout.world_size)]
+    assert len(set(places)) == sum(sizes)
+    for rank, (node_rank, local_rank) in enumerate(places):
+        assert layout.rank(node_rank=node_rank, local_rank=local_rank) == rank
+        assert layout.ranks_of(node_rank)[local_rank] == rank
+
+
+def test_a_node_that_does_not_exist_is_an_error() -> None:
+    """The message counts what there is."""
+    with pytest.raises(LaunchError) as caught:
+        RankLayout((4, 2)).rank(node_rank=2, local_rank=0)
+    assert str(caught.value) == (
+        "node_rank 2 does not exist.\nThere are 2: node_rank 0 to 1.\n"
+        "Places count from 0."
+    )
+
+
+@pytest.mark.parametrize("rank", [-1, 6, 1.0, True])
+def test_a_rank_outside_the_world_is_an_error(rank: int) -> None:
+    """Neither a negative number nor one too high is wrapped around."""
+    with pytest.raises(LaunchError, match=f"rank {rank!r} does not exist"):
+        RankLayout((4, 2)).locate(rank)
+
+
+@pytest.mark.parametrize("sizes", [(), (4, 0), (4, -1), (4, 2.0), (True,)])
+def test_every_node_runs_at_least_one_process(sizes: tuple[int, ...]) -> None:
+    """A node without a process is no node of the job."""
+    with pytest.raises(LaunchError, match="every node runs at least one process"):
+        RankLayout(sizes)
+
+
+def test_an_unknown_distribution_is_an_error() -> None:
+    """Plane and arbitrary need more than sizes."""
+    with pytest.raises(LaunchError, match="distribution 'plane' is unknown"):
+        RankLayout((2,), "plane")  # type: ignore[arg-type]

@@ -1,0 +1,225 @@
+"""Sessions in this process: a world of one, and the order of the steps."""
+
+import datetime as dt
+import os
+import pickle
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import gpumap
+from gpumap.runtime import ddp
+
+
+@pytest.fixture(autouse=True)
+def leak_guard(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No test leaves a process group or gpumap's own variable behind."""
+    for name in ("RANK", "WORLD_SIZE", "GPUMAP_REHEARSAL", "GLOO_SOCKET_IFNAME"):
+        monkeypatch.delenv(name, raising=False)
+    yield
+    assert not dist.is_initialized()
+    assert "GLOO_SOCKET_IFNAME" not in os.environ
+
+
+def test_a_session_in_a_session_is_an_error() -> None:
+    """And the outer one goes on."""
+    with gpumap.ddp_session(nn.Linear(1, 1)) as m:
+        with (
+            pytest.raises(gpumap.SessionError, match="already open in this process"),
+            gpumap.session(),
+        ):
+            pass
+        assert gpumap.current().world_size == 1
+        m(torch.ones(1, 1)).sum().backward()
+
+
+def test_current_is_the_session_and_only_inside() -> None:
+    """It tells the device, the rank and the placement."""
+    with gpumap.session() as opened:
+        assert gpumap.current() is opened
+        assert opened.device == torch.device("cpu")
+        assert (opened.rank, opened.placement.device.kind) == (0, "cpu")
+    with pytest.raises(gpumap.SessionError, match="no session is open"):
+        gpumap.current()
+
+
+def test_after_an_error_the_next_session_opens() -> None:
+    """Whatever failed: the body, the wrap or the placement."""
+    with pytest.raises(KeyError) as caught, gpumap.session():
+        raise KeyError("mine")
+    assert caught.value.args == ("mine",)
+    assert "gpumap: raised on rank 0" in caught.value.__notes__[0]
+    with pytest.raises(gpumap.DeviceError), gpumap.session(gpus=[0]):
+        pass
+    with gpumap.session() as opened:
+        assert opened.rank == 0
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({"start_timeout": 0}, "start_timeout=0 is not a time."),
+        ({"start_timeout": -1.0}, "start_timeout=-1.0 is not a time."),
+        ({"timeout": float("inf")}, "timeout=inf is not a time."),
+        ({"timeout": True}, "timeout=True is not a time."),
+        ({"timeout": "5"}, "timeout='5' is not a time."),
+        (
+            {"timeout": dt.timedelta(0)},
+            "timeout=datetime.timedelta(0) is not a time.",
+        ),
+        ({"device_ids": [0]}, "device_ids cannot be passed: gpumap decides it."),
+    ],
+    ids=str,
+)
+def test_wrong_arguments_are_told(how: dict[str, Any], said: str) -> None:
+    """Before anything waits for them."""
+    with (
+        pytest.raises(gpumap.SessionError) as caught,
+        gpumap.ddp_session(nn.Linear(1, 1), **how),
+    ):
+        pass
+    assert caught.value.happened == said
+
+
+def test_times_are_seconds_or_timedeltas() -> None:
+    """Both mean the same."""
+    five = dt.timedelta(seconds=5)
+    with gpumap.session(timeout=five, start_timeout=five):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (nn.ReLU(), "ReLU has no parameter that requires a gradient."),
+        ([nn.Linear(1, 1)], "a list is not a model to wrap."),
+        (
+            nn.Sequential(nn.Linear(2, 2), nn.SyncBatchNorm(2)),
+            "Sequential has SyncBatchNorm layers; this runs on the CPU.",
+        ),
+    ],
+    ids=["no parameters", "a list", "SyncBatchNorm"],
+)
+def test_models_that_cannot_be_wrapped_are_told(model: Any, said: str) -> None:
+    """With what to use or to do instead."""
+    with pytest.raises(gpumap.SessionError) as caught, gpumap.ddp_session(model):
+        pass
+    assert caught.value.happened == said
+    assert caught.value.hint
+
+
+def test_a_wrapped_model_is_not_wrapped_again() -> None:
+    """Also after its own session; m.module can be."""
+    with gpumap.ddp_session(nn.Linear(1, 1)) as m:
+        pass
+    with (
+        pytest.raises(gpumap.SessionError, match="a DistributedDataParallel is not"),
+        gpumap.ddp_session(m),
+    ):
+        pass
+    with gpumap.ddp_session(m.module) as again:
+        again(torch.ones(1, 1))
+
+
+def test_after_the_session_the_wrapped_model_says_that_it_is_over() -> None:
+    """m.module is the trained model; what stands for forward pickles."""
+    with gpumap.ddp_session(nn.Linear(1, 1)) as m:
+        m(torch.ones(1, 1))
+    with pytest.raises(gpumap.SessionError, match="the session is over"):
+        m(torch.ones(1, 1))
+    assert list(m.state_dict()) == ["module.weight", "module.bias"]
+    pickle.loads(pickle.dumps(m.forward))  # noqa: S301 - made in this line
+
+
+def test_ddp_options_pass_through() -> None:
+    """They arrive as written; one that DDP does not know is DDP's own error."""
+    options: Any = {"static_graph": True, "gradient_as_bucket_view": True}
+    with gpumap.ddp_session(nn.Linear(1, 1), **options) as m:
+        assert m.static_graph
+        assert m.gradient_as_bucket_view
+    with (
+        pytest.raises(TypeError, match="speed"),
+        gpumap.ddp_session(nn.Linear(1, 1), speed=9),  # type: ignore[call-arg]
+    ):
+        pass
+
+
+def test_naming_gpus_on_a_machine_without_is_an_error() -> None:
+    """Never a silent run on the CPU; and device="cpu" contradicts gpus."""
+    with (
+        pytest.raises(gpumap.DeviceError, match="no device 2, 3"),
+        gpumap.session(gpus=[2, 3]),
+    ):
+        pass
+    with (
+        pytest.raises(gpumap.DeviceError, match="contradict each other"),
+        gpumap.session(gpus=[0], device="cpu"),
+    ):
+        pass
+
+
+def test_a_described_node_is_not_pretended() -> None:
+    """node= says which devices there are; they must be there."""
+    with (
+        pytest.raises(gpumap.DeviceError, match="torch counts 0 accelerators"),
+        gpumap.session(node=gpumap.machine("rtx3090x4")),
+    ):
+        pass
+
+
+def test_device_cpu_ignores_a_rehearsal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The user's word wins over the environment."""
+    monkeypatch.setenv("GPUMAP_REHEARSAL", "dgx-a100")
+    with gpumap.session(device="cpu") as opened:
+        assert opened.placement.device.kind == "cpu"
+
+
+def test_the_device_is_current_before_the_group_and_the_wrap(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """set_device, then init with device_id, then DDP with device_ids.
+
+    No machine that runs this has a GPU: torch's own calls are recorded instead.
+    """
+    calls: list[tuple[str, Any]] = []
+    card = gpumap.machine("rtx3090x4")
+    accelerator = types.SimpleNamespace(
+        device_count=lambda: 4,
+        set_device_index=lambda index: calls.append(("set_device", index)),
+    )
+    model = nn.Linear(1, 1)
+
+    def init(backend: str, **how: Any) -> None:
+        calls.append(("init", (backend, how["device_id"])))
+
+    def wrap(module: nn.Module, **how: Any) -> Any:
+        calls.append(("wrap", (module is model, how["device_ids"])))
+        return types.SimpleNamespace(module=module)
+
+    def move(_: nn.Module, device: torch.device) -> nn.Module:
+        calls.append(("move", str(device)))
+        return model
+
+    monkeypatch.setattr(torch, "accelerator", accelerator)
+    monkeypatch.setattr(dist, "init_process_group", init)
+    monkeypatch.setattr(
+        dist, "destroy_process_group", lambda: calls.append(("destroy", None))
+    )
+    monkeypatch.setattr(ddp, "DistributedDataParallel", wrap)
+    monkeypatch.setattr(nn.Linear, "to", move)
+    monkeypatch.setattr(ddp, "_check", lambda *_: None)
+    with gpumap.ddp_session(model, node=card, gpus=[3, 1]):
+        calls.append(("body", None))
+    assert calls == [
+        ("set_device", 3),
+        ("init", ("nccl", torch.device("cuda:3"))),
+        ("move", "cuda:3"),
+        ("wrap", (True, [3])),
+        ("body", None),
+        ("destroy", None),
+    ]

@@ -1,0 +1,172 @@
+"""What the ranks find out together before training starts."""
+
+import json
+import re
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+from jobs import Ended, finish, free_port, rank_environment, run, start
+
+import gpumap
+
+REHEARSAL = {"GPUMAP_REHEARSAL": "dgx-a100"}
+
+
+def said(ended: list[Ended], error: str = "RollCallError") -> list[str]:
+    """Return the first line of the error with which each rank ended."""
+    assert [rank.code for rank in ended] == [1] * len(ended), ended
+    return [re.findall(rf"errors\.{error}: (.*)", rank.out)[-1] for rank in ended]
+
+
+def test_one_device_under_two_masks_is_found_by_its_uuid(tmp_path: Path) -> None:
+    """On every rank, within a second of coming together."""
+    node = json.loads(gpumap.machine("rtx3090x4").keeping([0, 1]).model_dump_json())
+    for device in node["devices"]:
+        device["uuid"] = "GPU-5c3a01b2"
+    path = tmp_path / "same.json"
+    path.write_text(json.dumps(node))
+    ended = run(
+        "timed",
+        every={"GPUMAP_REHEARSAL": str(path)},
+        each={0: {"CUDA_VISIBLE_DEVICES": "0"}, 1: {"CUDA_VISIBLE_DEVICES": "1"}},
+    )
+    first = "rank 0 and rank 1 are both on one device, GPU-5c3a01b2 of node 0."
+    assert said(ended) == [first, first]
+    for rank in ended:
+        assert float(re.findall(r"after (\S+) s", rank.out)[0]) < 5
+        assert "calls it cuda:0" in rank.out
+
+
+def test_bound_tasks_with_devices_of_their_own_pass() -> None:
+    """One mask each, as Slurm's --gpus-per-task=1 gives them: index 0 for both."""
+    each = {0: {"CUDA_VISIBLE_DEVICES": "6"}, 1: {"CUDA_VISIBLE_DEVICES": "2"}}
+    ended = run("train", every=REHEARSAL, each=each)
+    assert [rank.code for rank in ended] == [0, 0], ended
+    assert all("mapped=cuda:0" in rank.out for rank in ended)
+
+
+def test_a_missing_rank_is_named_by_all_that_came() -> None:
+    """After start_timeout, and with the same words."""
+    ended = run("timed", 4, ranks=[0, 1], every={"START_TIMEOUT": "3"})
+    assert said(ended) == ["ranks 2, 3 of 4 did not come within 3 s."] * 2
+    for rank in ended:
+        assert 2.5 < float(re.findall(r"after (\S+) s", rank.out)[0]) < 8
+
+
+def test_a_missing_rank_0_is_named_with_its_address() -> None:
+    """It would have opened the store."""
+    port = free_port()
+    ended = run("timed", ranks=[1], port=port, every={"START_TIMEOUT": "2"})
+    [line] = said(ended)
+    assert line == f"rank 0 did not open its store at 127.0.0.1:{port} within 2 s."
+
+
+def test_a_rank_claimed_twice_is_named_with_both_process_ids() -> None:
+    """On every rank, the innocent included."""
+    port = free_port()
+    processes = [start("train", rank_environment(rank, 3, port)) for rank in (0, 1, 1)]
+    pids = {str(process.pid) for process in processes[1:]}
+    lines = said(finish(processes))
+    assert len(set(lines)) == 1
+    match = re.fullmatch(
+        r"rank 1 is claimed twice: by pid (\d+) on \S+ and by pid (\d+) on \S+\.",
+        lines[0],
+    )
+    assert match
+    assert {match[1], match[2]} == pids
+
+
+def test_a_rank_whose_placement_fails_tells_the_others() -> None:
+    """Whether it hosts the store or not; nobody waits for it."""
+    for failing in (0, 1):
+        gpus = {1 - failing: {"GPUS": "2,3"}, failing: {"GPUS": "2,9"}}
+        ended = run("explicit", every=REHEARSAL, each=gpus)
+        assert [rank.code for rank in ended] == [1, 1]
+        assert "DeviceError: there is no device 9" in ended[failing].out
+        assert re.search(
+            rf"RollCallError: rank {failing} \(pid \d+ on \S+\) cannot start: there is "
+            "no device 9 on dgx-a100.",
+            ended[1 - failing].out,
+        )
+
+
+def test_a_model_that_cannot_be_wrapped_is_told_by_every_rank() -> None:
+    """The error names session()."""
+    for line in said(run("frozen"), "SessionError"):
+        assert line == "Linear has no parameter that requires a gradient."
+
+
+def test_ranks_that_disagree_are_named_with_what_each_has() -> None:
+    """Here on the strategy; world size and backend are compared in the same way."""
+    each = {0: {"RANKS_OWN": "modulo"}, 1: {"RANKS_OWN": "local_rank"}}
+    lines = said(run("terms", every=REHEARSAL, each=each))
+    assert lines[0] == lines[1]
+    assert re.match(r"the ranks disagree on strategy: rank \d \(pid", lines[0])
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["job ids", "no job ids"])
+def test_two_jobs_on_one_port_never_mix(*, told: bool) -> None:
+    """A's rank 0, B's rank 1, B's rank 0, A's rank 1: torch adds them up to 101.
+
+    Torch 2.13, started in this order with torch.distributed alone, printed 101 on two
+    ranks and ended with 0.
+    """
+    port = free_port()
+    order = [("A", 0, 0.0), ("B", 1, 0.7), ("B", 0, 1.4), ("A", 1, 2.1)]
+    processes = [
+        start(
+            "job",
+            {
+                **rank_environment(rank, 2, port),
+                "JOB": name,
+                **({"GPUMAP_JOB_ID": name} if told else {}),
+            },
+            delay=delay,
+        )
+        for name, rank, delay in order
+    ]
+    a0, b1, b0, a1 = finish(processes)
+    assert [a0.code, a1.code] == [0, 0], (a0, a1)
+    assert "sum 2.0" in a0.out
+    assert "sum 2.0" in a1.out
+    for line in said([b0, b1]):
+        assert line == f"another job answers at 127.0.0.1:{port}."
+    evidence = "another job: A and B" if told else "another environment: JOB"
+    assert evidence in b1.out
+
+
+def test_a_job_refused_by_mistake_can_name_itself() -> None:
+    """The waiting rank says who came and left, and what told them apart."""
+    each = {0: {"ROLE": "chief"}, 1: {"ROLE": "worker"}}
+    ended = run("train", each=each, every={"START_TIMEOUT": "4"})
+    assert said(ended)[0] == "rank 1 of 2 did not come within 4 s."
+    assert "One came and left as another job's." in ended[0].out
+    assert "another environment: ROLE" in ended[0].out
+    named = run("train", each=each, every={"GPUMAP_JOB_ID": "mine"})
+    assert [rank.code for rank in named] == [0, 0], named
+
+
+def test_a_port_of_another_program_is_told() -> None:
+    """Which listens and says nothing; torch's other ranks wait past their time-out."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        accepted: list[socket.socket] = []
+
+        def accept() -> None:
+            while True:
+                try:
+                    accepted.append(server.accept()[0])
+                except OSError:
+                    return
+
+        threading.Thread(target=accept, daemon=True).start()
+        ended = run("timed", port=port, every={"START_TIMEOUT": "4"})
+        server.close()
+        for connection in accepted:
+            connection.close()
+    for line in said(ended, "SessionError"):
+        assert line == f"port {port} on 127.0.0.1 belongs to another program."
+    for rank in ended:
+        assert float(re.findall(r"after (\S+) s", rank.out)[0]) < 10

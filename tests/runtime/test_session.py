@@ -1,0 +1,192 @@
+"""Sessions in real processes, over gloo on the CPU."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+from jobs import WORKER, Ended, clean_environment, finish, free_port, run, start
+
+REHEARSAL = {"GPUMAP_REHEARSAL": "dgx-a100"}
+
+
+def ended_well(ended: list[Ended]) -> list[str]:
+    """Return the outputs of ranks that all ended with code 0."""
+    assert [rank.code for rank in ended] == [0] * len(ended), ended
+    return [rank.out for rank in ended]
+
+
+def all_failed(ended: list[Ended]) -> list[str]:
+    """Return the outputs of ranks that all ended with an uncaught exception."""
+    assert [rank.code for rank in ended] == [1] * len(ended), ended
+    return [rank.out for rank in ended]
+
+
+def test_two_ranks_train_by_torchs_own_variables() -> None:
+    """Gradients are averaged: inputs 0 and 1, four rows each, give 2."""
+    for rank, out in enumerate(ended_well(run("train"))):
+        assert f"rank={rank} world=2 device=cpu mapped=cpu:0" in out
+        assert "grad=[[2.0, 2.0]]" in out
+        assert "initialized = False" in out
+
+
+def test_gloo_on_the_cpu_by_env_needs_no_local_rank() -> None:
+    """RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as env:// wants them."""
+    bare = {"LOCAL_RANK": "", "LOCAL_WORLD_SIZE": ""}
+    for out in ended_well(run("train", every=bare)):
+        assert "grad=[[2.0, 2.0]]" in out
+
+
+def test_without_variables_it_is_a_single_process_and_no_port() -> None:
+    """World size 1 is wrapped too; the one socket is gloo's own, on loopback."""
+    [alone] = finish([start("alone", {})])
+    assert "world 1 DistributedDataParallel" in ended_well([alone])[0]
+    assert re.search(r"listens \['127\.0\.0\.1:\d+'\]", alone.out)
+
+
+def test_one_gpu_and_one_process() -> None:
+    """In rehearsal of one card: rank 0 on cuda:0."""
+    [one] = finish([start("train", {**REHEARSAL, "CUDA_VISIBLE_DEVICES": "5"})])
+    assert "world=1 device=cpu mapped=cuda:0" in ended_well([one])[0]
+    assert "rehearsal of dgx-a100: no GPU is used" in one.out
+
+
+def test_under_torchrun_the_agents_store_is_used() -> None:
+    """And explicit ids are mapped, in rehearsal."""
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"),
+            *(str(WORKER), "explicit"),
+        ],
+        env={**clean_environment(), **REHEARSAL, "GPUS": "2,3"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(re.findall(r"mapped cuda:(\d)", done.stdout)) == ["2", "3"]
+
+
+def test_more_processes_than_devices_fail_on_every_rank() -> None:
+    """Each with the error itself, since each can compute it."""
+    for out in all_failed(run("explicit", 3, every={**REHEARSAL, "GPUS": "2,3"})):
+        assert "PlacementError: 3 processes on dgx-a100 have 2 devices" in out
+
+
+def test_two_ranks_on_one_device_fail_on_every_rank() -> None:
+    """Four processes by rank % 2 on two devices that are visible."""
+    every = {**REHEARSAL, "CUDA_VISIBLE_DEVICES": "2,3"}
+    for out in all_failed(run("modulo", 4, every=every)):
+        assert "PlacementError: rank 0 and rank 2 are both placed on cuda:0" in out
+
+
+def test_physical_numbers_under_a_mask_fail_on_every_rank() -> None:
+    """gpus=[2, 3] under CUDA_VISIBLE_DEVICES=2,3 is told to be gpus=[0, 1]."""
+    every = {**REHEARSAL, "CUDA_VISIBLE_DEVICES": "2,3", "GPUS": "2,3"}
+    for out in all_failed(run("explicit", every=every)):
+        assert "DeviceError: there is no device 2, 3 on dgx-a100." in out
+        assert "write gpus=[0, 1]" in out
+
+
+def test_fewer_processes_than_devices_named_warn_with_the_command() -> None:
+    """Once, on local rank 0."""
+    outs = ended_well(run("explicit", every={**REHEARSAL, "GPUS": "1,2,3"}))
+    said = "To use all: torchrun --nproc-per-node 3"
+    assert [said in out for out in outs] == [True, False]
+
+
+def test_world_size_is_never_counted_from_gpus() -> None:
+    """Eight GPUs are visible, one process was started: a world of one."""
+    [alone] = finish([start("train", REHEARSAL)])
+    assert "rank=0 world=1 device=cpu mapped=cuda:0" in ended_well([alone])[0]
+
+
+def test_two_ranks_may_share_a_device_where_the_backend_can() -> None:
+    """With oversubscribe=True, over gloo."""
+    every = {**REHEARSAL, "CUDA_VISIBLE_DEVICES": "4"}
+    for out in ended_well(run("shared", every=every)):
+        assert "mapped cuda:0 (GPU-a1000004…)" in out
+
+
+def test_a_missing_port_is_named_on_every_rank_at_once() -> None:
+    """Port and address together, where both are missing."""
+    for out in all_failed(run("train", every={"MASTER_PORT": ""})):
+        assert "LaunchError" in out
+        assert "MASTER_PORT not set" in out
+    bare = dict.fromkeys(("MASTER_ADDR", "MASTER_PORT", "LOCAL_WORLD_SIZE"), "")
+    for out in all_failed(run("train", every=bare)):
+        assert "MASTER_ADDR and MASTER_PORT not set" in out
+
+
+def test_one_machine_listens_on_loopback_only() -> None:
+    """The store's socket and gloo's, as the kernel lists them."""
+    port = free_port()
+    outs = ended_well(run("listening", port=port))
+    found = [re.findall(r"'([\d.]+):(\d+)'", out) for out in outs]
+    assert {host for rank in found for host, _ in rank} == {"127.0.0.1"}
+    assert [str(port) in dict(map(reversed, rank)) for rank in found] == [True, False]
+
+
+def test_forty_sessions_in_a_row_with_one_rank_behind() -> None:
+    """On one MASTER_PORT; hand-written torch fails within a dozen."""
+    for out in ended_well(run("forty", limit=110)):
+        assert "sessions ok" in out
+
+
+@pytest.mark.parametrize("case", ["buffers", "unused", "no_sync", "after"])
+def test_ddp_does_what_it_does_by_itself(case: str) -> None:
+    """Buffers, options and no_sync pass through; afterwards m.module is the model."""
+    outs = ended_well(run(case))
+    expected = {
+        "buffers": ["mean at start [0.0, 0.0]", "mean at start [0.0, 0.0]"],
+        "unused": ["unused ok True", "unused ok True"],
+        "no_sync": ["own [[0.0, 0.0]]", "own [[4.0, 4.0]]"],
+        "after": ["said the session is over, and with it the wrapped model."] * 2,
+    }
+    for out, text in zip(outs, expected[case], strict=True):
+        assert text in out
+    if case == "no_sync":
+        assert all("mean [[2.0, 2.0]]" in out for out in outs)
+
+
+def test_session_is_for_everything_but_ddp() -> None:
+    """A device, a rank, a store of one's own, and the group for collectives."""
+    for out in ended_well(run("session_only")):
+        assert "sum 1.0 device cpu" in out
+
+
+def test_a_group_that_exists_is_used_and_left_standing() -> None:
+    """Twice in a row; the roll call is held on its store."""
+    for rank, out in enumerate(ended_well(run("own_group"))):
+        assert out.count(f"rank {rank}\n") == 2
+        assert "left standing" in out
+
+
+def test_nothing_is_left_behind() -> None:
+    """No thread, no socket, no excepthook after the first session."""
+    for out in ended_well(run("nothing_left")):
+        assert "threads +0 sockets +0 hook back True" in out
+
+
+def test_exit_codes_are_zero() -> None:
+    """A short form of benchmarks/exits.py, which runs 60 such jobs."""
+    for _ in range(5):
+        ended_well(run("train"))
+
+
+def test_rehearsal_checks_the_same_as_the_machine_would() -> None:
+    """Sharing is refused for the pretended device's own backend, NCCL."""
+    for out in all_failed(run("shared_nccl", every=REHEARSAL)):
+        assert "PlacementError: oversubscribe=True, and the backend cannot" in out
+
+
+def test_different_lists_on_two_pretended_nodes() -> None:
+    """Two nodes of one machine's description: equal UUIDs, other nodes."""
+    each = {
+        rank: {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "NODE_RANK": str(rank)}
+        for rank in (0, 1)
+    }
+    outs = ended_well(run("per_node", every=REHEARSAL, each=each))
+    assert "mapped cuda:1" in outs[0]
+    assert "mapped cuda:3" in outs[1]

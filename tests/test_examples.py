@@ -1,0 +1,50 @@
+"""The examples, run as a user would."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from jobs import clean_environment
+
+pytest.importorskip("sklearn", reason="scikit-learn is not installed")
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+def output(*command: str, **environ: str) -> str:
+    """Return what a command prints; it must end with 0."""
+    done = subprocess.run(
+        [sys.executable, *command],
+        env={**clean_environment(), **environ},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def accuracy(out: str) -> float:
+    """Return the accuracy printed; once, by rank 0."""
+    [found] = re.findall(r"accuracy (\S+)", out)
+    return float(found)
+
+
+def test_the_demo_prints_plan_progress_and_accuracy() -> None:
+    """Rank 0 on cuda:2 and rank 1 on cuda:3 of a rehearsed DGX A100."""
+    out = output(str(EXAMPLES / "demo.py"))
+    plan, training = out.split("rank 0 on cuda:2")[0], out
+    assert re.search(r"0 .* cuda:2 \(GPU-a1000002…\)  NVIDIA A100-SXM4-40GB", plan)
+    assert re.search(r"1 .* cuda:3 \(GPU-a1000003…\)  NVIDIA A100-SXM4-40GB", plan)
+    assert "rank 1 on cuda:3" in training
+    assert len(re.findall(r"epoch \d/8: loss", training)) == 8
+    assert accuracy(training) > 0.9
+
+
+def test_the_same_script_runs_under_python_alone() -> None:
+    """On the CPU, as a world of one."""
+    out = output(str(EXAMPLES / "train.py"))
+    assert "rank 0 on cpu" in out
+    assert accuracy(out) > 0.9
