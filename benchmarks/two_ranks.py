@@ -103,11 +103,11 @@ def by_gpumap(model: "nn.Module", x: "Tensor", times: dict[str, float]) -> None:
         both = {"step": m, "step by hand": plain}
         seen: dict[str, list[float]] = {name: [] for name in both}
         for _ in range(STEPS + WARM_UP):
-            for name, wrapped in both.items():
-                seen[name].append(step(wrapped, x))
+            for name in both:
+                seen[name].append(step(both[name], x))
         for name, each in seen.items():
             times[name] = sorted(each[WARM_UP:])[STEPS // 2]
-        del plain, both, wrapped
+        del plain, both
         began = time.perf_counter()
     times["tear-down"] = time.perf_counter() - began
 
@@ -121,7 +121,7 @@ def by_hand(model: "nn.Module", x: "Tensor", times: dict[str, float]) -> None:
     dist.init_process_group("gloo")
     m = DistributedDataParallel(model)
     times["set-up"] = time.perf_counter() - began
-    for _ in range(WARM_UP + 2 * STEPS):
+    for _ in range(WARM_UP + 2 * (WARM_UP + STEPS)):
         step(m, x)
     began = time.perf_counter()
     dist.destroy_process_group()
