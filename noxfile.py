@@ -1,6 +1,15 @@
 """Everything that is run on gpumap: `nox -l` lists it."""
 
+import os
+from pathlib import Path
+
 import nox
+
+# pyenv keeps interpreters, but for the chosen one, where PATH does not lead.
+PYENV = Path(os.environ.get("PYENV_ROOT", "~/.pyenv")).expanduser()
+os.environ["PATH"] = os.pathsep.join(
+    [*map(str, sorted(PYENV.glob("versions/3.1[123].*/bin"))), os.environ["PATH"]]
+)
 
 nox.options.default_venv_backend = "venv"
 nox.options.sessions = ["lint", "types", "mapping", "tests"]

@@ -88,6 +88,11 @@ def test_no_variables_are_a_single_process() -> None:
     assert (launch.rank, launch.world_size, launch.local_rank) == (0, 1, 0)
 
 
+def test_a_world_size_of_one_by_itself_is_harmless() -> None:
+    """It says what is so anyway."""
+    assert detect_launch({"WORLD_SIZE": "1"}).launcher == "single process"
+
+
 def test_a_world_of_one_leaves_no_choice() -> None:
     """RANK=0 WORLD_SIZE=1 says the local rank as well."""
     launch = detect_launch({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "-1"})

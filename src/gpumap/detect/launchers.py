@@ -181,7 +181,7 @@ def _refuse_half_a_family(env: _Environment) -> None:
         for name in family
         if env.text(name) is not None and env.variables[name].strip() != "-1"
     ]
-    if not present:
+    if not present or (present == ["WORLD_SIZE"] and env.number("WORLD_SIZE") == 1):
         return
     needed = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     missing = tuple(name for name in needed if env.text(name) is None)
