@@ -77,7 +77,8 @@ def session(
 ) -> Generator[Session, None, None]:
     """Open a session without a model: for FSDP, for evaluation, for a wrap of your own.
 
-    All arguments are as in ddp_session, and so are the errors.
+    All arguments are as in ddp_session, and so are the errors. A DDP of your own keeps
+    the process group alive: delete it before the block ends.
     """
     asked = Asked(
         strategy,
