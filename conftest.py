@@ -2,6 +2,11 @@
 
 from pathlib import Path
 
+from hypothesis import settings
+
+# pytest --hypothesis-profile=thorough
+settings.register_profile("thorough", max_examples=100_000, deadline=None)
+
 try:
     from sybil import Sybil
     from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser

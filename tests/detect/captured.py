@@ -7,9 +7,9 @@ FOLDER = Path(__file__).parent.parent / "data" / "launcher_envs"
 
 
 def environment(name: str) -> dict[str, str]:
-    """Return the variables of one captured process."""
+    """Return the variables of one captured process, and its host as #HOSTNAME."""
     lines = (FOLDER / f"{name}.env").read_text().splitlines()
-    return dict(line.split("=", 1) for line in lines if line and line[0] != "#")
+    return dict(line.split("=", 1) for line in lines if "=" in line)
 
 
 def jobs() -> dict[str, list[dict[str, str]]]:

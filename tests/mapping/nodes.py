@@ -36,6 +36,7 @@ def launch(
     """Return a torchrun launch; on equal nodes the rank follows from the places."""
     if rank is None:
         rank = node_rank * local_world_size + local_rank
+    first = rank - local_rank
     return Launch(
         launcher="torchrun",
         rank=rank,
@@ -43,5 +44,6 @@ def launch(
         local_rank=local_rank,
         local_world_size=local_world_size,
         node_rank=node_rank,
+        node_ranks=tuple(range(first, first + local_world_size)),
         devices_bound=devices_bound,
     )

@@ -266,6 +266,20 @@ def test_a_conflict_on_an_uneven_second_node_is_found_there() -> None:
         conflict(me, node(2), choice)
 
 
+def test_cyclic_ranks_that_meet_are_found_where_the_launcher_lists_them() -> None:
+    """Slurm lists ranks 0 and 2 for node 0: by rank % 2 both are on device 0."""
+    cyclic = launch(1, 2, rank=2, world_size=4).model_copy(
+        update={"launcher": "Slurm", "node_ranks": (0, 2)}
+    )
+    choice = Choice.of("modulo", None, None, oversubscribe=False)
+    with pytest.raises(PlacementError) as caught:
+        conflict(cyclic, node(2), choice)
+    assert caught.value.happened == (
+        "rank 0 and rank 2 are both placed on cuda:0 (GPU-a000n1…) on host n1."
+    )
+    assert 'strategy="local_rank"' in caught.value.hint
+
+
 def test_a_function_that_gives_all_ranks_one_device_is_a_conflict() -> None:
     """The default GPU in a script, set_device forgotten."""
     choice = Choice.of(lambda *_: 0, None, None, oversubscribe=False)
@@ -275,7 +289,7 @@ def test_a_function_that_gives_all_ranks_one_device_is_a_conflict() -> None:
 
 def test_more_ranks_than_devices_is_a_conflict_in_any_distribution() -> None:
     """Where a launcher may deal ranks in any order, counting is enough."""
-    me = launch(0, 4, rank=0, world_size=8).model_copy(update={"launcher": "Slurm"})
+    me = launch(0, 4, rank=0, world_size=8).model_copy(update={"node_ranks": None})
     choice = Choice.of("modulo", None, None, oversubscribe=False)
     with pytest.raises(
         PlacementError, match="4 local ranks share 2 devices on host n1"

@@ -3,43 +3,31 @@
 import logging
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from gpumap.detect import slurm
+from gpumap.detect.cross_checks import (
+    bound_devices,
+    check_pods,
+    fit_around,
+    hosts_of_sagemaker,
+    same_rank,
+    virtual_local_rank,
+)
+from gpumap.detect.environment import Environment
+from gpumap.detect.ports import port_of_name
 from gpumap.errors import LaunchError
 from gpumap.mapping.launch import Launch
-from gpumap.mapping.visibility import mask_length
 
 __all__ = ["LAUNCHERS", "detect_launch"]
 
 log = logging.getLogger("gpumap")
 
+Names = tuple[str, ...]
 
-@dataclass
-class _Environment:
-    """Variables, and which of them were used; "" counts as not set."""
 
-    variables: Mapping[str, str]
-    used: dict[str, str] = field(default_factory=dict[str, str])
-
-    def text(self, name: str) -> str | None:
-        value = self.variables.get(name, "").strip()
-        if not value:
-            return None
-        self.used[name] = value
-        return value
-
-    def number(self, name: str) -> int | None:
-        value = self.text(name)
-        if value is None or (name == "LOCAL_RANK" and value == "-1"):
-            return None
-        if not (value.isascii() and value.isdecimal()):
-            raise LaunchError(
-                f"{name} is {value!r}, where a whole number from 0 belongs.",
-                f"{name}={value!r} in the environment.",
-                f"Correct {name}, or unset it.",
-                (name,),
-            )
-        return int(value)
+def _nothing_more(fields: dict[str, object], env: Environment) -> None:
+    """Leave fields as they were read."""
 
 
 @dataclass(frozen=True)
@@ -48,73 +36,183 @@ class _Row:
 
     Attributes:
         launcher: Its name in Launch.launcher.
-        source: Where its variables are documented.
+        source: Where its variables are documented or set.
         marks: The variables that are all set where it started this process.
         numbers: From which variables the numbers of Launch come; the first that is set.
-        texts: The same for master_addr and job_id.
-        settle: What follows from these for certain.
+        job_id: What tells its jobs apart.
+        settle: Fills in what follows from these for certain, and checks the rest.
+        applies: Whether it started this process, the marks being set.
     """
 
     launcher: str
     source: str
-    marks: tuple[str, ...]
-    numbers: Mapping[str, tuple[str, ...]]
-    texts: Mapping[str, str]
-    settle: Callable[[dict[str, object]], None] = lambda _: None
+    marks: Names
+    numbers: Mapping[str, Names]
+    job_id: Names = ()
+    settle: Callable[[dict[str, object], Environment], None] = _nothing_more
+    applies: Callable[[Environment], bool] = lambda _: True
 
 
-def _alone(fields: dict[str, object]) -> None:
-    """Fill in what a world of one process leaves no choice about."""
-    if fields["world_size"] == 1:
-        certain = {"local_rank": 0, "local_world_size": 1, "node_rank": 0}
-        for name, value in {**certain, "num_nodes": 1}.items():
-            if fields.get(name) is None:
-                fields[name] = value
+def _family(prefix: str, local: str = "LOCAL_", **more: Names) -> dict[str, Names]:
+    """Return the usual four names of a family, and others."""
+    return {
+        "rank": (f"{prefix}RANK",),
+        "world_size": (f"{prefix}SIZE",),
+        "local_rank": (f"{prefix}{local}RANK",),
+        "local_world_size": (f"{prefix}{local}SIZE",),
+        **more,
+    }
 
 
-def _virtual_local_rank(fields: dict[str, object]) -> None:
-    """Undo --virtual-local-rank: LOCAL_RANK is 0 in every process, one device each."""
-    if fields["devices_bound"] and fields["local_rank"] == 0:
-        on_one_node = fields["local_world_size"] == fields["world_size"]
-        fields["local_rank"] = fields["rank"] if on_one_node else None
-
-
-_RANK = {"rank": ("RANK",), "world_size": ("WORLD_SIZE",)}
-_LOCAL = {"local_rank": ("LOCAL_RANK",), "local_world_size": ("LOCAL_WORLD_SIZE",)}
-_PORT = {"master_port": ("MASTER_PORT",)}
+_TORCH: dict[str, Names] = {
+    "rank": ("RANK",),
+    "world_size": ("WORLD_SIZE",),
+    "local_rank": ("LOCAL_RANK",),
+    "local_world_size": ("LOCAL_WORLD_SIZE",),
+}
 
 LAUNCHERS = (
     _Row(
         "torchrun",
         "torch.distributed.run, section Environment Variables",
         ("TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE"),
+        {**_TORCH, "node_rank": ("GROUP_RANK",), "num_nodes": ("GROUP_WORLD_SIZE",)},
+        ("TORCHELASTIC_RUN_ID",),
+        virtual_local_rank,
+    ),
+    _Row(
+        "DeepSpeed",
+        "deepspeed/launcher/launch.py; LOCAL_SIZE is the processes on this node",
+        ("RANK", "WORLD_SIZE", "LOCAL_RANK", "CROSS_RANK", "CROSS_SIZE"),
         {
-            **_RANK,
-            **_LOCAL,
-            **_PORT,
-            "node_rank": ("GROUP_RANK",),
-            "num_nodes": ("GROUP_WORLD_SIZE",),
+            **_TORCH,
+            "local_world_size": ("LOCAL_SIZE",),
+            "node_rank": ("CROSS_RANK",),
+            "num_nodes": ("CROSS_SIZE",),
         },
-        {"master_addr": "MASTER_ADDR", "job_id": "TORCHELASTIC_RUN_ID"},
-        _virtual_local_rank,
+    ),
+    _Row(
+        "Kubeflow PyTorchJob",
+        "kubeflow/training-operator release-1.9, pkg/controller.v1/pytorch/envvar.go: "
+        "RANK is the pod's number",
+        ("RANK", "WORLD_SIZE", "PET_NNODES"),
+        {"rank": ("RANK",), "world_size": ("WORLD_SIZE",)},
+        settle=check_pods,
+        applies=lambda env: env.number("LOCAL_RANK") is None,
     ),
     _Row(
         "torch variables",
         "torch.distributed.init_process_group, section Environment variable "
-        "initialization; LOCAL_* and NODE_RANK by torchrun's and Azure ML's use",
+        "initialization; NODE_RANK as Azure ML, Composer and Ray set it",
         ("RANK", "WORLD_SIZE"),
-        {**_RANK, **_LOCAL, **_PORT, "node_rank": ("NODE_RANK", "GROUP_RANK")},
-        {"master_addr": "MASTER_ADDR"},
-        _alone,
+        {**_TORCH, "node_rank": ("NODE_RANK", "GROUP_RANK")},
+        settle=fit_around,
+    ),
+    _Row(
+        "IBM jsrun",
+        "IBM Spectrum LSF/JSM: jsrun sets JSM_NAMESPACE_* beside Spectrum MPI's OMPI_*",
+        ("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"),
+        _family("JSM_NAMESPACE_"),
+        ("LSB_JOBID",),
+        same_rank("OMPI_COMM_WORLD_RANK"),
+    ),
+    _Row(
+        # OMPI_COMM_WORLD_NODE_RANK is the process's rank on its node, over all jobs.
+        "Open MPI",
+        "Open MPI 5 documentation, Environment variables set for MPI applications",
+        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+        _family("OMPI_COMM_WORLD_"),
+        ("PMIX_NAMESPACE",),
+    ),
+    _Row(
+        # Without MPI_LOCALRANKID, PMI_RANK comes from srun, Flux or Cray.
+        "MPICH",
+        "pmodels/mpich src/pm/hydra/proxy/pmip_cb.c; Intel MPI's hydra sets the same",
+        ("MPI_LOCALRANKID", "PMI_RANK", "PMI_SIZE"),
+        {
+            "rank": ("PMI_RANK",),
+            "world_size": ("PMI_SIZE",),
+            "local_rank": ("MPI_LOCALRANKID",),
+            "local_world_size": ("MPI_LOCALNRANKS",),
+        },
+        ("I_MPI_HYDRA_UUID",),
+    ),
+    _Row(
+        "MVAPICH2",
+        "MVAPICH2 user guide, section on mpirun_rsh",
+        ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
+        _family("MV2_COMM_WORLD_"),
+    ),
+    _Row(
+        "MVAPICH",
+        "MVAPICH 3 and 4: the same with MVP; only LOCAL_RANK is in its documentation",
+        ("MVP_COMM_WORLD_RANK", "MVP_COMM_WORLD_SIZE"),
+        _family("MVP_COMM_WORLD_"),
+    ),
+    _Row(
+        "Flux",
+        "flux-environment(7); FLUX_JOB_SIZE counts tasks, FLUX_JOB_NNODES nodes",
+        ("FLUX_TASK_RANK", "FLUX_JOB_SIZE"),
+        {
+            "rank": ("FLUX_TASK_RANK",),
+            "world_size": ("FLUX_JOB_SIZE",),
+            "local_rank": ("FLUX_TASK_LOCAL_ID",),
+            "num_nodes": ("FLUX_JOB_NNODES",),
+        },
+        ("FLUX_JOB_ID",),
+    ),
+    _Row(
+        "Slurm",
+        "srun(1), section Output environment variables; SLURM_NTASKS can be the job's",
+        ("SLURM_STEP_ID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS"),
+        {
+            "rank": ("SLURM_PROCID",),
+            "world_size": ("SLURM_STEP_NUM_TASKS",),
+            "local_rank": ("SLURM_LOCALID",),
+            "node_rank": ("SLURM_NODEID",),
+            "num_nodes": ("SLURM_STEP_NUM_NODES",),
+        },
+        settle=slurm.complete,
+        applies=slurm.in_step,
+    ),
+    _Row(
+        "Cray PALS",
+        "Slurm's src/plugins/mpi/cray_shasta and ALCF's user guides; there is no "
+        "PALS_SIZE, and PALS_LOCAL_SIZE is the node's",
+        ("PALS_RANKID", "PMI_SIZE"),
+        {
+            "rank": ("PALS_RANKID",),
+            "world_size": ("PMI_SIZE",),
+            "local_rank": ("PALS_LOCAL_RANKID", "PMI_LOCAL_RANK"),
+            "local_world_size": ("PMI_LOCAL_SIZE", "PALS_LOCAL_SIZE"),
+            "node_rank": ("PALS_NODEID",),
+        },
+        ("PALS_APID", "PBS_JOBID"),
+        same_rank("PMI_RANK"),
+    ),
+    _Row(
+        # By itself it starts one process on each host; its launchers are found above.
+        "SageMaker",
+        "aws/sagemaker-training-toolkit, ENVIRONMENT_VARIABLES.md",
+        ("SM_HOSTS", "SM_CURRENT_HOST"),
+        {},
+        ("TRAINING_JOB_NAME",),
+        hosts_of_sagemaker,
     ),
 )
+
+_TORCH_FAMILY = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+# What a lone rank can be called; "PMIX_RANK" comes from prterun, which tells no size.
+_RANKS = {row.numbers["rank"][0]: row for row in LAUNCHERS if "rank" in row.numbers}
 
 
 def detect_launch(environ: Mapping[str, str] | None = None) -> Launch:
     """Return what started this process, from its environment alone.
 
-    The first row of LAUNCHERS whose variables are set tells everything; where none is,
-    this is a single process. GPUMAP_JOB_ID, when set, is the job's name.
+    The first row of LAUNCHERS whose variables are set tells rank and sizes, all of it;
+    where none is, this is a single process. MASTER_ADDR, MASTER_PORT and GPUMAP_JOB_ID
+    count under every launcher. GPUMAP_LAUNCHER names a row, or "none", and ends the
+    search.
 
     Raises:
         LaunchError: Variables contradict each other, or half of a family is missing;
@@ -125,13 +223,19 @@ def detect_launch(environ: Mapping[str, str] | None = None) -> Launch:
     >>> detect_launch({}).launcher
     'single process'
     """
-    env = _Environment(os.environ if environ is None else environ)
-    for row in LAUNCHERS:
-        if all(env.text(mark) is not None for mark in row.marks):
+    env = Environment(os.environ if environ is None else environ)
+    chosen = env.text("GPUMAP_LAUNCHER")
+    for row in LAUNCHERS if chosen is None else _named(chosen):
+        if all(env.text(mark) is not None for mark in row.marks) and row.applies(env):
             launch = _read(row, env)
-            log.debug("launch: %s, from %s", row.launcher, env.used)
+            log.debug("launch: %s, from %s", row.launcher, env.seen())
             return launch
-    _refuse_half_a_family(env)
+        if chosen is not None:
+            raise _incomplete(row, env)
+    if chosen is None:
+        _refuse_half_a_family(env)
+        slurm.say_no_step(env)
+    log.debug("launch: single process")
     return Launch(
         launcher="single process",
         rank=0,
@@ -140,56 +244,95 @@ def detect_launch(environ: Mapping[str, str] | None = None) -> Launch:
         local_world_size=1,
         node_rank=0,
         num_nodes=1,
+        node_ranks=(0,),
         job_id=env.text("GPUMAP_JOB_ID"),
     )
 
 
-def _read(row: _Row, env: _Environment) -> Launch:
+def _named(launcher: str) -> tuple[_Row, ...]:
+    if launcher == "none":
+        return ()
+    rows = tuple(row for row in LAUNCHERS if row.launcher == launcher)
+    if not rows:
+        raise LaunchError(
+            f"GPUMAP_LAUNCHER names {launcher!r}, which gpumap does not know.",
+            f"It knows {', '.join(row.launcher for row in LAUNCHERS)} and none.",
+            "Write one of these, or unset it.",
+            ("GPUMAP_LAUNCHER",),
+        )
+    return rows
+
+
+def _read(row: _Row, env: Environment) -> Launch:
     fields: dict[str, object] = {}
-    for name, variables in row.numbers.items():
-        values = (env.number(variable) for variable in variables)
-        fields[name] = next((v for v in values if v is not None), None)
-    fields |= {name: env.text(variable) for name, variable in row.texts.items()}
-    fields["job_id"] = env.text("GPUMAP_JOB_ID") or fields.get("job_id")
-    fields["devices_bound"] = _devices_bound(fields, env)
-    row.settle(fields)
+    fields.update((name, None) for name in Launch.model_fields)
+    fields |= {name: env.first_number(names) for name, names in row.numbers.items()}
+    fields["master_addr"] = env.text("MASTER_ADDR")
+    fields["master_port"] = env.number("MASTER_PORT")
+    ids = (env.text(name) for name in ("GPUMAP_JOB_ID", *row.job_id))
+    fields["job_id"] = next((text for text in ids if text is not None), None)
+    row.settle(fields, env)
+    if fields["master_port"] is None and "RANK" not in row.marks and fields["job_id"]:
+        fields["master_port"] = port_of_name(str(fields["job_id"]))
+    fields["devices_bound"] = bool(fields["devices_bound"]) or bound_devices(
+        fields, env
+    )
+    _settle_what_is_certain(fields)
     try:
-        return Launch.model_validate({"launcher": row.launcher, **fields})
+        return Launch.model_validate({**fields, "launcher": row.launcher})
     except LaunchError as error:
-        seen = ", ".join(f"{name}={value!r}" for name, value in env.used.items())
         raise LaunchError(
             error.happened,
-            f"{row.launcher} says: {seen}.",
+            f"{row.launcher} says: {env.seen()}.",
             f"{error.hint} Correct what sets them, or start with torchrun.",
             tuple(env.used),
         ) from None
 
 
-def _devices_bound(fields: Mapping[str, object], env: _Environment) -> bool:
-    """Tell whether the mask leaves one device to each of several local ranks."""
-    local_rank, size = fields.get("local_rank"), fields.get("local_world_size")
-    several = (isinstance(size, int) and size > 1) or (
-        isinstance(local_rank, int) and local_rank > 0
-    )
-    return several and mask_length(env.text("CUDA_VISIBLE_DEVICES")) == 1
+def _settle_what_is_certain(fields: dict[str, object]) -> None:
+    """Fill in what a world of one process, or of one node, leaves no choice about."""
+
+    def certain(**values: object) -> None:
+        fields.update({k: v for k, v in values.items() if fields.get(k) is None})
+
+    if fields["world_size"] == 1:
+        certain(local_rank=0, local_world_size=1)
+    if fields["local_world_size"] == fields["world_size"]:
+        certain(node_rank=0, num_nodes=1)
 
 
-def _refuse_half_a_family(env: _Environment) -> None:
-    family = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    present = [
-        name
-        for name in family
-        if env.text(name) is not None and env.variables[name].strip() != "-1"
-    ]
-    if not present or (present == ["WORLD_SIZE"] and env.number("WORLD_SIZE") == 1):
-        return
-    needed = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    missing = tuple(name for name in needed if env.text(name) is None)
-    raise LaunchError(
-        f"{' and '.join(present)} {'is' if len(present) == 1 else 'are'} set, and "
-        f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not.",
-        ", ".join(f"{name}={env.variables[name]!r}" for name in present) + ".",
-        f"Set {', '.join(missing)} too; or, for a single process, unset "
-        f"{', '.join(present)}. torchrun sets them all.",
+def _refuse_half_a_family(env: Environment) -> None:
+    present = env.present(_TORCH_FAMILY)
+    if present and not (present == ["WORLD_SIZE"] and env.number("WORLD_SIZE") == 1):
+        needed = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+        raise _half(present, tuple(n for n in needed if env.text(n) is None), env)
+    for name, row in _RANKS.items():
+        if row.launcher != "Slurm" and env.text(name) is not None:
+            raise _incomplete(row, env)
+    if env.text("PMIX_RANK") is not None:
+        raise _half(["PMIX_RANK"], ("RANK", "WORLD_SIZE", "LOCAL_RANK"), env)
+
+
+def _incomplete(row: _Row, env: Environment) -> LaunchError:
+    missing = tuple(mark for mark in row.marks if env.text(mark) is None)
+    if not missing:
+        return LaunchError(
+            f"{row.launcher} did not start this process.",
+            f"{env.seen(row.marks)}.",
+            "Unset GPUMAP_LAUNCHER, or name another.",
+            ("GPUMAP_LAUNCHER",),
+        )
+    return _half(env.present(row.marks), missing, env)
+
+
+def _half(present: list[str], missing: Names, env: Environment) -> LaunchError:
+    names = ", ".join(missing)
+    return LaunchError(
+        f"{' and '.join(present) or 'Nothing'} "
+        f"{'are' if len(present) > 1 else 'is'} set, and {names} "
+        f"{'are' if len(missing) > 1 else 'is'} not.",
+        f"{env.seen(present) or 'No variable of the family'}.",
+        f"Set {names} too; or, for a single process, unset {', '.join(present)}. "
+        "torchrun sets RANK, WORLD_SIZE and all that goes with them.",
         missing,
     )

@@ -9,6 +9,17 @@ from gpumap.mapping.values import Count, Index, Value
 
 __all__ = ["Launch"]
 
+# How launchers other than torchrun are told to start n processes on each node.
+_COMMANDS = {
+    "Cray PALS": "mpiexec --ppn {n}",
+    "DeepSpeed": "deepspeed --num_gpus {n}",
+    "Flux": "flux run --tasks-per-node {n}",
+    "IBM jsrun": "jsrun --tasks_per_rs {n}",
+    "MPICH": "mpiexec -ppn {n}",
+    "Open MPI": "mpirun --map-by ppr:{n}:node",
+    "Slurm": "srun --ntasks-per-node {n}",
+}
+
 
 class Launch(Value):
     """What the launcher says of this process; a field that it does not say is None.
@@ -21,6 +32,7 @@ class Launch(Value):
         local_world_size: Number of processes on this node.
         node_rank: Place of this node among the nodes.
         num_nodes: Number of nodes.
+        node_ranks: The ranks of this node's processes, by local rank.
         master_addr: Host name or address where rank 0's store is found.
         master_port: Port of that store.
         job_id: What tells this job from another on the same address.
@@ -44,6 +56,7 @@ class Launch(Value):
     local_world_size: Count | None = None
     node_rank: Index | None = None
     num_nodes: Count | None = None
+    node_ranks: tuple[Index, ...] | None = None
     master_addr: str | None = None
     master_port: int | None = None
     job_id: str | None = None
@@ -56,7 +69,8 @@ class Launch(Value):
 
     def command(self, processes: int) -> str:
         """Return the command that starts so many processes on each node."""
-        return f"torchrun --nproc-per-node {processes}"
+        pattern = _COMMANDS.get(self.launcher, "torchrun --nproc-per-node {n}")
+        return pattern.format(n=processes)
 
     @model_validator(mode="after")
     def _is_possible(self) -> Self:
@@ -82,6 +96,12 @@ class Launch(Value):
                     f"{self.launcher}: {size}={count}, world_size={self.world_size}.",
                     "world_size counts the processes of all nodes together.",
                 )
+        if self.node_ranks is not None and self.rank not in self.node_ranks:
+            raise LaunchError(
+                f"rank {self.rank} is not among the ranks of its own node.",
+                f"{self.launcher}: node_ranks={self.node_ranks}.",
+                "List the ranks of this node, in the order of their local ranks.",
+            )
         self._has_a_possible_address()
         return self
 

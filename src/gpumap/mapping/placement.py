@@ -13,6 +13,7 @@ __all__ = [
     "Conflict",
     "Placement",
     "idle_devices",
+    "neighbours",
     "place",
     "placement_on",
     "refuse_conflicts",
@@ -113,10 +114,10 @@ def refuse_conflicts(
     if choice.oversubscribe:
         return
     pool = pool_of(choice, placement.launch, node)
-    neighbours = _neighbours(placement.launch)
-    devices = [pick(choice, neighbour, node, pool) for neighbour in neighbours]
-    shared = shared_devices(node.hostname, [n.rank for n in neighbours], devices)
-    n = placement.launch.local_world_size or len(neighbours)
+    here = neighbours(placement.launch)
+    devices = [pick(choice, neighbour, node, pool) for neighbour in here]
+    shared = shared_devices(node.hostname, [n.rank for n in here], devices)
+    n = placement.launch.local_world_size or len(here)
     crowded = n > len(pool) and not placement.launch.devices_bound
     if not shared and not crowded:
         return
@@ -132,6 +133,16 @@ def refuse_conflicts(
         'strategy="local_rank".',
         shared[0].ranks if shared else (),
     )
+
+
+def neighbours(launch: Launch) -> list[Launch]:
+    """Return the launches of this node's ranks, as far as one rank can know them."""
+    if launch.node_ranks is None or launch.devices_bound:
+        return [launch]
+    return [
+        launch.model_copy(update={"rank": rank, "local_rank": local_rank})
+        for local_rank, rank in enumerate(launch.node_ranks)
+    ]
 
 
 def idle_devices(placement: Placement, node: Node, choice: Choice) -> str | None:
@@ -169,23 +180,6 @@ def placement_on(
     else:
         why = f"{choice.name}: {in_words(choice, pool)}"
     return Placement(launch=launch, device=device, strategy=choice.name, why=why)
-
-
-def _neighbours(launch: Launch) -> list[Launch]:
-    """Return the launches of this node's ranks, as far as one rank can know them."""
-    in_order = launch.one_node or launch.launcher == "torchrun"
-    if (
-        launch.local_rank is None
-        or launch.local_world_size is None
-        or launch.devices_bound
-        or not in_order
-    ):
-        return [launch]
-    first = 0 if launch.one_node else launch.rank - launch.local_rank
-    return [
-        launch.model_copy(update={"rank": first + n, "local_rank": n})
-        for n in range(launch.local_world_size)
-    ]
 
 
 def shared_devices(

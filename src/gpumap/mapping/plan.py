@@ -1,6 +1,6 @@
 """Who trains where in a whole cluster, before anything is started."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from gpumap.errors import LaunchError
@@ -17,7 +17,7 @@ from gpumap.mapping.placement import (
 from gpumap.mapping.ranks import Distribution, RankLayout
 from gpumap.mapping.strategies import by_rank, pick, pool_of
 
-__all__ = ["Plan", "plan"]
+__all__ = ["Plan", "as_table", "plan"]
 
 
 @dataclass(frozen=True)
@@ -86,24 +86,9 @@ class Plan(Sequence[Placement]):
 
     def explain(self) -> str:
         """Return a table with a line for each rank, and one for each conflict."""
-        rows = [("rank", "node", "host", "local_rank", "device", "name", "why")]
-        for p in self:
-            node_rank, local_rank = self.layout.locate(p.launch.rank)
-            host = self.nodes[node_rank].hostname
-            rows.append(
-                (
-                    str(p.launch.rank),
-                    str(node_rank),
-                    host,
-                    str(local_rank),
-                    str(p.device),
-                    p.device.name or "",
-                    p.why,
-                )
-            )
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-        return "\n".join([*lines, *(f"conflict: {c}" for c in self.conflicts())])
+        conflicts = (f"conflict: {conflict}" for conflict in self.conflicts())
+        hosts = [node.hostname for node in self.nodes]
+        return "\n".join([as_table(self, hosts), *conflicts])
 
     def _pool(self, node_rank: int) -> tuple[Device, ...]:
         node, size = self.nodes[node_rank], self.layout.local_world_sizes[node_rank]
@@ -154,3 +139,23 @@ def plan(
         )
     choice = Choice.of(strategy, gpus, scores, oversubscribe=oversubscribe)
     return Plan(nodes, RankLayout(local_world_sizes, distribution), choice)
+
+
+def as_table(placements: Iterable[Placement], hostnames: Sequence[str]) -> str:
+    """Return placements as text, a line each; hostnames are by node_rank."""
+    rows = [("rank", "node", "host", "local_rank", "device", "name", "why")]
+    for placement in placements:
+        launch, device = placement.launch, placement.device
+        rows.append(
+            (
+                str(launch.rank),
+                str(launch.node_rank or 0),
+                hostnames[launch.node_rank or 0],
+                str(launch.local_rank),
+                str(device),
+                device.name or "",
+                placement.why,
+            )
+        )
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)

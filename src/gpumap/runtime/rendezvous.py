@@ -185,14 +185,7 @@ def _connect(host: str, port: int, seconds: float) -> dist.Store:
             if unknown and time.monotonic() - began > min(seconds, _NAME_SECONDS):
                 raise _not_found(host, error) from None
             if left <= pause:
-                raise RollCallError(
-                    f"rank 0 did not open its store at {host}:{port} within "
-                    f"{time.monotonic() - began:.0f} s.",
-                    f"The last answer was: {error}.",
-                    "See whether rank 0 was started and what it says; then check "
-                    "MASTER_ADDR, MASTER_PORT and the firewall between the hosts.",
-                    (0,),
-                ) from None
+                raise _no_rank_0(host, port, time.monotonic() - began, error) from None
             time.sleep(pause)
             pause = min(2 * pause, 0.25)
     limit = timedelta(seconds=max(deadline - time.monotonic(), 1.0))
@@ -206,6 +199,21 @@ def _connect(host: str, port: int, seconds: float) -> dist.Store:
         )
     except (StoreLostError, dist.DistError):
         raise _foreign(host, port) from None
+
+
+def _no_rank_0(host: str, port: int, waited: float, error: OSError) -> RollCallError:
+    hint = (
+        "See whether rank 0 was started and what it says; then check MASTER_ADDR, "
+        "MASTER_PORT and the firewall between the hosts."
+    )
+    if host in _LOOPBACK:
+        hint += f" From another host than rank 0's, {host} leads nowhere."
+    return RollCallError(
+        f"rank 0 did not open its store at {host}:{port} within {waited:.0f} s.",
+        f"The last answer was: {error}.",
+        hint,
+        (0,),
+    )
 
 
 def _check_owner(store: dist.Store, mine: Origin, host: str, port: int) -> None:

@@ -1,0 +1,23 @@
+"""Ports that all ranks of a job work out alike, where their launcher names none.
+
+They lie below Linux's ephemeral ports, which start at 32768. Their number is prime, so
+that jobs whose numbers are alike at the end do not meet.
+"""
+
+import hashlib
+
+__all__ = ["port_of_name", "port_of_step"]
+
+_FIRST, _COUNT = 10_000, 22_751
+_STEPS_APART = 7_919
+
+
+def port_of_step(job: int, step: int) -> int:
+    """Return a Slurm step's port: neighbouring jobs and steps have others."""
+    return _FIRST + (job * _STEPS_APART + step) % _COUNT
+
+
+def port_of_name(job_id: str) -> int:
+    """Return the port of a job that has a name."""
+    digest = hashlib.sha256(job_id.encode(errors="replace")).digest()
+    return _FIRST + int.from_bytes(digest[:8], "big") % _COUNT

@@ -1,0 +1,178 @@
+"""What Slurm says of a task: compressed counts, node lists, and when it is no task.
+
+Sources: srun's and scontrol's manual pages; Slurm's src/common/hostlist.c and
+slurm_step_layout.c; slurm.h for the special step ids; environments captured under
+Slurm 22.05.
+"""
+
+import logging
+import re
+from itertools import product
+
+from gpumap.detect.environment import Environment
+from gpumap.detect.ports import port_of_step
+from gpumap.errors import LaunchError
+
+__all__ = ["complete", "expand_counts", "expand_hosts", "in_step", "say_no_step"]
+
+log = logging.getLogger("gpumap")
+
+# slurm.h: step ids from here up are no steps of tasks (batch, interactive, extern, …).
+_FIRST_SPECIAL_STEP = 0xFFFFFFF0
+_MOST_HOSTS = 100_000
+
+
+def in_step(env: Environment) -> bool:
+    """Tell whether srun started this process as a task of a normal step.
+
+    A batch script's shell and an interactive one have SLURM_PROCID and SLURM_NTASKS
+    too; what they lack is a normal step id.
+    """
+    step = env.text("SLURM_STEP_ID")
+    if step is None or not re.fullmatch(r"-?[0-9]{1,18}", step, re.ASCII):
+        return False
+    return (int(step) & 0xFFFFFFFF) < _FIRST_SPECIAL_STEP
+
+
+def say_no_step(env: Environment) -> None:
+    """Log why a process in an allocation is a single one."""
+    job = env.text("SLURM_JOB_ID")
+    if job is None or in_step(env):
+        return
+    several = env.text("SLURM_NTASKS") not in (None, "1")
+    log.log(
+        logging.WARNING if several else logging.INFO,
+        "this shell of Slurm job %s is no task of a step: one process, waiting for "
+        "nobody. srun starts ranks",
+        job,
+    )
+
+
+def complete(fields: dict[str, object], env: Environment) -> None:
+    """Fill in what follows from a step's variables for this task.
+
+    Raises:
+        LaunchError: The step's counts do not fit its tasks.
+    """
+    job, step = env.text("SLURM_JOB_ID"), env.number("SLURM_STEP_ID")
+    fields["job_id"] = fields.get("job_id") or f"{job}.{step}"
+    node_rank, counts = fields["node_rank"], _counts(env)
+    if counts is not None and isinstance(node_rank, int):
+        if node_rank >= len(counts):
+            raise LaunchError(
+                f"SLURM_NODEID is {node_rank}, and the step has {len(counts)} nodes.",
+                f"{env.seen(['SLURM_NODEID', 'SLURM_STEP_TASKS_PER_NODE'])}.",
+                "Unset what an outer job left behind, or start with srun.",
+                ("SLURM_NODEID", "SLURM_STEP_TASKS_PER_NODE"),
+            )
+        fields["local_world_size"] = counts[node_rank]
+    fields["node_ranks"] = _node_ranks(env, fields)
+    if fields["master_addr"] is None:
+        fields["master_addr"] = _first_host(env, fields)
+    if fields["master_port"] is None and job is not None and _is_number(job):
+        fields["master_port"] = port_of_step(int(job), step or 0)
+
+
+def expand_counts(text: str) -> list[int]:
+    """Return the tasks of each node: "2(x3),1" is 2, 2, 2, 1.
+
+    Raises:
+        LaunchError: The text is no such list.
+    """
+    counts: list[int] = []
+    for item in text.split(","):
+        match = re.fullmatch(
+            r"\s*([0-9]{1,9})(?:\(x([0-9]{1,9})\))?\s*", item, re.ASCII
+        )
+        times = int(match[2] or 1) if match else 0
+        if match is None or not 0 < times <= _MOST_HOSTS - len(counts):
+            raise LaunchError(
+                f"{text!r} is no list of tasks per node.",
+                f"{item!r} was read where 4 or 4(x2) belongs.",
+                "It comes from SLURM_STEP_TASKS_PER_NODE; unset what changed it.",
+                ("SLURM_STEP_TASKS_PER_NODE",),
+            )
+        counts += [int(match[1])] * times
+    return counts
+
+
+def expand_hosts(text: str) -> list[str]:
+    """Return the hosts of a node list, in its order: "n[08-10],x" is n08, n09, n10, x.
+
+    Raises:
+        LaunchError: The text is no such list.
+    """
+    hosts: list[str] = []
+    for item in _outside_brackets(text):
+        parts = re.split(r"\[([^][]*)\]", item)
+        choices = [
+            _numbers(part, text) if place % 2 else [part]
+            for place, part in enumerate(parts)
+        ]
+        if not item or any("[" in c or "]" in c for part in choices for c in part):
+            raise _no_list(text)
+        for number, host in enumerate(product(*choices)):
+            if number + len(hosts) > _MOST_HOSTS:
+                raise _no_list(text)
+            hosts.append("".join(host))
+    return hosts
+
+
+def _counts(env: Environment) -> list[int] | None:
+    text = env.text("SLURM_STEP_TASKS_PER_NODE")
+    return None if text is None else expand_counts(text)
+
+
+def _node_ranks(env: Environment, fields: dict[str, object]) -> tuple[int, ...] | None:
+    """Read the global ranks of this node's tasks, by local id."""
+    text = env.text("SLURM_GTIDS") or ""
+    if not re.fullmatch(r"[0-9]{1,9}(,[0-9]{1,9})*", text, re.ASCII):
+        return None
+    ranks = tuple(int(rank) for rank in text.split(","))
+    return ranks if len(ranks) == fields["local_world_size"] else None
+
+
+def _first_host(env: Environment, fields: dict[str, object]) -> str | None:
+    """Return where rank 0 runs, where that can be known.
+
+    Block, cyclic and plane distributions begin on the first node; an arbitrary one
+    follows its own list, and a layout by topology shows only in rank 0 itself.
+    """
+    arbitrary = env.text("SLURM_DISTRIBUTION") == "arbitrary" or env.present(
+        ["SLURM_HOSTFILE", "SLURM_ARBITRARY_NODELIST"]
+    )
+    elsewhere = fields["rank"] == 0 and fields["node_rank"] != 0
+    text = env.text("SLURM_STEP_NODELIST")
+    if text is None or (fields["num_nodes"] != 1 and (arbitrary or elsewhere)):
+        return None
+    return expand_hosts(text)[0]
+
+
+def _outside_brackets(text: str) -> list[str]:
+    return re.split(r",(?![^\[]*\])", text.strip())
+
+
+def _is_number(text: str) -> bool:
+    return re.fullmatch(r"[0-9]{1,18}", text, re.ASCII) is not None
+
+
+def _numbers(ranges: str, text: str) -> list[str]:
+    found: list[str] = []
+    for item in ranges.split(","):
+        match = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", item, re.ASCII)
+        if match is None:
+            raise _no_list(text)
+        low, high = int(match[1]), int(match[2] or match[1])
+        if not 0 <= high - low < _MOST_HOSTS - len(found):
+            raise _no_list(text)
+        found += [str(n).zfill(len(match[1])) for n in range(low, high + 1)]
+    return found
+
+
+def _no_list(text: str) -> LaunchError:
+    return LaunchError(
+        f"{text!r} is no list of nodes.",
+        "A list looks like n[1-3],x7 or rack[0-1]n[01-16].",
+        "It comes from SLURM_STEP_NODELIST; unset what changed it, or set MASTER_ADDR.",
+        ("SLURM_STEP_NODELIST",),
+    )
