@@ -15,7 +15,7 @@ def main(jobs: int) -> None:
     codes = {way: Counter[int]() for way in WAYS}
     for n in range(jobs):
         for way in WAYS:
-            codes[way].update(rank.code for rank in run_job(way))
+            codes[way].update(rank.code for rank in run_job(way, 1))
         if sys.stderr.isatty():
             print(f"\r{n + 1}/{jobs}", end="", file=sys.stderr)
     print("way".ljust(8), "ranks".rjust(6), "abnormal".rjust(9), "  exit codes")

@@ -12,6 +12,7 @@ import sys
 
 from two_ranks import WAYS, run_job
 
+STEPS = 200
 PHASES = ("import", "set-up", "step", "tear-down", "whole process")
 
 
@@ -22,7 +23,7 @@ def main(jobs: int) -> None:
     }
     for n in range(jobs + 1):
         for way in WAYS if n % 2 else reversed(WAYS):
-            ranks = run_job(way)
+            ranks = run_job(way, STEPS)
             if not n or not all("tear-down" in rank.times for rank in ranks):
                 continue
             for phase in {*PHASES, "step by hand"} & set(ranks[0].times):

@@ -1,11 +1,13 @@
 """Two-process gloo jobs, by gpumap and by hand-written torch, for the benchmarks.
 
-`python benchmarks/two_ranks.py gpumap|torch` is one rank; it prints its times as JSON.
+`python benchmarks/two_ranks.py gpumap|torch STEPS` is one rank; it prints its times as
+JSON. With one step it is what tutorials show: begin, wrap, one backward, destroy, exit.
 """
 
 import json
 import os
 import socket
+import statistics
 import subprocess
 import sys
 import time
@@ -16,8 +18,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-WARM_UP = 20
-STEPS = 200
 WAYS = ("torch", "gpumap")
 
 
@@ -29,7 +29,7 @@ class Rank:
     times: dict[str, float]
 
 
-def run_job(way: str) -> list[Rank]:
+def run_job(way: str, steps: int) -> list[Rank]:
     """Run both ranks of a job and return what became of them."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -37,7 +37,7 @@ def run_job(way: str) -> list[Rank]:
     began = time.perf_counter()
     ranks = [
         subprocess.Popen(
-            [sys.executable, __file__, way],
+            [sys.executable, __file__, way, str(steps)],
             env={
                 **os.environ,
                 "RANK": str(rank),
@@ -63,7 +63,7 @@ def run_job(way: str) -> list[Rank]:
     return ended
 
 
-def one_rank(way: str) -> None:
+def one_rank(way: str, steps: int) -> None:
     """Import, set up, train, tear down; print the seconds of each."""
     times: dict[str, float] = {}
     began = time.perf_counter()
@@ -81,38 +81,44 @@ def one_rank(way: str) -> None:
     )
     x = torch.randn(64, 256)
     if way == "gpumap":
-        with_gpumap(model, x, times)
+        with_gpumap(model, x, steps, times)
     else:
-        with_torch(model, x, times)
+        with_torch(model, x, steps, times)
     print(json.dumps(times), flush=True)
 
 
-def with_gpumap(model: "nn.Module", x: "Tensor", times: dict[str, float]) -> None:
-    """Use a session; inside it, compare its steps with those of a wrap by hand."""
-    from torch.nn.parallel import DistributedDataParallel
-
+def with_gpumap(
+    model: "nn.Module", x: "Tensor", steps: int, times: dict[str, float]
+) -> None:
+    """Use a session; with many steps, compare them with those of a wrap by hand."""
     import gpumap
 
     other = deepcopy(model)
     began = time.perf_counter()
     with gpumap.ddp_session(model) as m:
         times["set-up"] = time.perf_counter() - began
-        for _ in range(WARM_UP):
-            step(m, x)
-        plain = DistributedDataParallel(other)
-        ours: list[float] = []
-        by_hand: list[float] = []
-        for _ in range(STEPS + WARM_UP):
-            ours.append(step(m, x))
-            by_hand.append(step(plain, x))
-        times["step"] = sorted(ours[WARM_UP:])[STEPS // 2]
-        times["step by hand"] = sorted(by_hand[WARM_UP:])[STEPS // 2]
-        del plain
+        step(m, x)
+        if steps > 1:
+            compare(m, other, x, steps, times)
         began = time.perf_counter()
     times["tear-down"] = time.perf_counter() - began
 
 
-def with_torch(model: "nn.Module", x: "Tensor", times: dict[str, float]) -> None:
+def compare(
+    m: "nn.Module", other: "nn.Module", x: "Tensor", steps: int, times: dict[str, float]
+) -> None:
+    """Take steps with both wraps in turn; keep the median of each."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    plain = DistributedDataParallel(other)
+    each = [(step(m, x), step(plain, x)) for _ in range(steps)]
+    for name, seconds in zip(("step", "step by hand"), zip(*each), strict=True):
+        times[name] = statistics.median(seconds[steps // 10 :])
+
+
+def with_torch(
+    model: "nn.Module", x: "Tensor", steps: int, times: dict[str, float]
+) -> None:
     """Use what every tutorial has."""
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
@@ -121,7 +127,7 @@ def with_torch(model: "nn.Module", x: "Tensor", times: dict[str, float]) -> None
     dist.init_process_group("gloo")
     m = DistributedDataParallel(model)
     times["set-up"] = time.perf_counter() - began
-    for _ in range(WARM_UP + 2 * (WARM_UP + STEPS)):
+    for _ in range(2 * steps - 1):
         step(m, x)
     began = time.perf_counter()
     dist.destroy_process_group()
@@ -136,4 +142,4 @@ def step(m: "nn.Module", x: "Tensor") -> float:
 
 
 if __name__ == "__main__":
-    one_rank(sys.argv[1])
+    one_rank(sys.argv[1], int(sys.argv[2]))

@@ -1,4 +1,4 @@
-"""Show the launch, the node and the placement, and change nothing: `python -m gpumap`."""
+"""`python -m gpumap`: show the launch, the node and the placement; change nothing."""
 
 import argparse
 import os

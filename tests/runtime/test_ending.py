@@ -1,5 +1,7 @@
 """How a job ends when one of its ranks fails."""
 
+import re
+
 import pytest
 from jobs import run
 
@@ -14,7 +16,7 @@ def test_an_exception_leaves_unchanged_and_the_others_know_why(failing: int) -> 
     assert f"gpumap: raised on rank {failing} (pid" in own
     assert "of 2, cpu" in own
     assert "failed first" not in own
-    assert "Connection closed by peer" in other
+    assert re.search("Connection (closed|reset) by peer", other)
     assert f"gpumap: raised on rank {1 - failing} (pid" in other
     assert f"gpumap: rank {failing} (pid" in other
     assert "on cpu, failed first: ValueError: bad batch" in other

@@ -20,7 +20,7 @@ V = TypeVar("V", bound=Value)
 # Longer than any value of ours; more is not ours to read.
 _MOST_BYTES = 32_768
 # What a store needs to answer when nothing is wrong, on a machine that swaps.
-_ANSWER_SECONDS = 20.0
+_MOST_PATIENCE = 20.0
 
 
 class StoreLostError(Exception):
@@ -57,9 +57,15 @@ def bounded(call: Callable[[], T], seconds: float, what: str) -> T:
 class Board:
     """The keys of one session on a store."""
 
-    def __init__(self, store: dist.Store) -> None:
-        """Use a store whose keys are this session's own."""
+    def __init__(self, store: dist.Store, patience: float = _MOST_PATIENCE) -> None:
+        """Use a store whose keys are this session's own.
+
+        patience is how many seconds the store may take to answer, 20 at most. A store
+        that did not answer once is not asked again.
+        """
         self._store = store
+        self._patience = min(patience, _MOST_PATIENCE)
+        self._lost: StoreLostError | None = None
 
     def claim(self, key: str, value: V) -> V:
         """Write a key that nobody has written yet; return who holds it now."""
@@ -103,10 +109,15 @@ class Board:
         return True
 
     def _ask(self, call: Callable[[], T], what: str, wait: float = 0.0) -> T:
+        if self._lost is not None:
+            raise self._lost
         try:
-            return bounded(call, wait + _ANSWER_SECONDS, what)
+            return bounded(call, wait + self._patience, what)
+        except StoreLostError as error:
+            self._lost = error
         except dist.DistError as error:
-            raise StoreLostError(f"{what}: {_first_line(error)}") from None
+            self._lost = StoreLostError(f"{what}: {_first_line(error)}")
+        raise self._lost
 
     def _parse(self, key: str, text: bytes, kind: type[V]) -> V:
         if len(text) <= _MOST_BYTES:

@@ -79,18 +79,36 @@ def explain(error: BaseException, board: Board, me: Member, world_size: int) -> 
         first = board.claim("fault", Fault(member=me, error=text))
         board.claim("end", _End(fault=first))
     except (StoreLostError, RollCallError) as failure:
-        error.add_note(f"gpumap: who failed first is not known: {failure}")
+        error.add_note(f"gpumap: rank 0's store does not answer: {failure}")
         return
     if first.member != me and str(first) not in str(error):
         error.add_note(f"gpumap: {first}")
 
 
-def stay_for_others(board: Board, world_size: int, *, hosted: bool) -> None:
-    """Leave the store; its host stays, for a while, until the others have left."""
+def stay_for_others(
+    board: Board, me: Member, world_size: int, seconds: float, *, hosted: bool
+) -> list[str]:
+    """Leave the store; its host stays for a while until the others have left.
+
+    Returns which ranks did not leave meanwhile.
+    """
     try:
-        if hosted:
-            board.wait("all left", _End, _STAY_SECONDS)
-        elif board.count("left") == world_size - 1:
+        board.write(f"left/{me.rank}", me)
+        if board.count("left") == world_size:
             board.write("all left", _End())
+        stay = min(seconds, _STAY_SECONDS)
+        if not hosted or board.wait("all left", _End, stay) is not None:
+            return []
+        return [
+            _name(board, rank)
+            for rank in range(world_size)
+            if not board.has(f"left/{rank}")
+        ]
     except StoreLostError:
         log.debug("the store was gone before this rank left it")
+        return []
+
+
+def _name(board: Board, rank: int) -> str:
+    """Return a rank as it introduced itself at the roll call."""
+    return str(board.wait(f"rank/{rank}", Member, 1.0) or f"rank {rank}")

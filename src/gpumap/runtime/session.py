@@ -235,26 +235,33 @@ def _log_start(prepared: Prepared) -> None:
 def _inside(
     asked: Asked, prepared: Prepared, meeting: Meeting, me: Member, *, adopted: bool
 ) -> Generator[Session, None, None]:
-    board = Board(meeting.store)
-    launch = prepared.placement.launch
+    patience = (asked.group_timeout or default_pg_timeout).total_seconds()
+    board = Board(meeting.store, patience)
+    size = prepared.placement.launch.world_size
     group = None
     try:
         if not adopted:
             group = ProcessGroup(prepared, asked, meeting.store)
         opened = Session(
-            prepared.device, launch, prepared.node, prepared.placement, meeting.store
+            prepared.device,
+            prepared.placement.launch,
+            prepared.node,
+            prepared.placement,
+            meeting.store,
         )
         _open[-1] = opened
         yield opened
-        patience = asked.group_timeout or default_pg_timeout
-        part(board, me, launch.world_size, patience.total_seconds())
+        part(board, me, size, patience)
     except BaseException as error:
-        explain(error, board, me, launch.world_size)
+        explain(error, board, me, size)
         if group is not None:
             group.abandon(error)
+        silent = stay_for_others(board, me, size, patience, hosted=meeting.hosted)
+        for name in silent:
+            error.add_note(f"gpumap: {name} was not heard of since")
         raise
-    else:
+    try:
         if group is not None:
             group.destroy()
     finally:
-        stay_for_others(board, launch.world_size, hosted=meeting.hosted)
+        stay_for_others(board, me, size, patience, hosted=meeting.hosted)

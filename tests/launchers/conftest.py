@@ -1,0 +1,99 @@
+"""What the tests of real launchers need, and what is said where it is missing."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster import slurm
+from jobs import clean_environment
+
+import gpumap
+
+HERE = Path(__file__).parent
+REPORT = str(HERE / "report.py")
+Report = dict[str, Any]
+Run = Callable[..., list[Report]]
+
+
+def need(*programs: str, root: bool = False) -> None:
+    """Skip without a program or without root; where CI runs, that is a failure."""
+    missing = [program for program in programs if shutil.which(program) is None]
+    if root and os.geteuid() != 0:
+        missing.append("root")
+    if missing and os.environ.get("CI"):
+        pytest.fail(f"CI must have {', '.join(missing)}")
+    if missing:
+        pytest.skip(f"needs {', '.join(missing)}; nox -s launchers installs programs")
+
+
+@pytest.fixture(scope="session")
+def machines(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return a rehearsal file of two nodes with four GPUs and one with two."""
+    whole = gpumap.machine("dgx-a100")
+    nodes = [
+        json.loads(
+            whole.keeping(range(count))
+            .model_copy(update={"hostname": f"machine{number}"})
+            .model_dump_json()
+        )
+        for number, count in enumerate((4, 4, 2))
+    ]
+    path = tmp_path_factory.mktemp("rehearsal") / "machines.json"
+    path.write_text(json.dumps(nodes))
+    return str(path)
+
+
+@pytest.fixture
+def run(machines: str) -> Run:
+    """Return a function that runs a command and reads its ranks' reports, by rank."""
+
+    def run_command(
+        command: Sequence[str], *, limit: float = 100, **environ: str
+    ) -> list[Report]:
+        done = subprocess.run(
+            command,
+            env={**clean_environment(), "GPUMAP_REHEARSAL": machines, **environ},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=limit,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout
+        return reports(done.stdout)
+
+    return run_command
+
+
+def reports(text: str) -> list[Report]:
+    """Return what each rank reported, in the order of the ranks."""
+    found = [json.loads(part.split("\n")[0]) for part in text.split("REPORT ")[1:]]
+    found.sort(key=lambda report: report["rank"])
+    assert [report["rank"] for report in found] == list(range(len(found))), text
+    total = sum(range(len(found)))
+    assert {report["total"] for report in found} == {total}, text
+    return found
+
+
+@pytest.fixture(scope="session")
+def slurm_conf() -> Generator[str, None, None]:
+    """Start a Slurm of three nodes for all tests that want one."""
+    need("munged", "slurmctld", "slurmd", "srun", "sbatch", root=True)
+    # Not pytest's own folder: munged wants its socket where every user may go.
+    with tempfile.TemporaryDirectory(prefix="gpumap-slurm-") as name:
+        Path(name).chmod(0o755)
+        with slurm(Path(name)) as configuration:
+            yield str(configuration)
+
+
+@pytest.fixture
+def python() -> list[str]:
+    """Return the command that runs the report under this Python."""
+    return [sys.executable, REPORT]

@@ -1,0 +1,146 @@
+"""The real Slurm: srun, sbatch, and what runs inside them."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import REPORT, Report, Run, reports
+from jobs import clean_environment, free_port
+
+SRUN = ["srun", "--quiet"]
+# The nodes of the test's Slurm have names that nobody can look up.
+LOCAL = {"MASTER_ADDR": "127.0.0.1"}
+
+
+def places(ranks: list[Report]) -> list[tuple[int, int]]:
+    """Return (node_rank, local_rank) of each rank."""
+    return [(rank["node_rank"], rank["local_rank"]) for rank in ranks]
+
+
+# Options, then of each rank: (node_rank, local_rank), index after and before masking.
+CASES: dict[str, tuple[str, list[tuple[int, int]], list[int], list[int]]] = {
+    "even": (
+        "-N2 --ntasks-per-node=2 -w n1,n2",
+        [(0, 0), (0, 1), (1, 0), (1, 1)],
+        [0, 1, 0, 1],
+        [0, 1, 0, 1],
+    ),
+    "uneven": (
+        "-N2 -n3 -w n1,n2",
+        [(0, 0), (0, 1), (1, 0)],
+        [0, 1, 0],
+        [0, 1, 0],
+    ),
+    "cyclic": (
+        "-N2 -n4 --ntasks-per-node=2 -w n1,n2 -m cyclic",
+        [(0, 0), (1, 0), (0, 1), (1, 1)],
+        [0, 0, 1, 1],
+        [0, 0, 1, 1],
+    ),
+    "a GPU for each task": (
+        "-N1 -n3 -w n1 --gpus-per-task=1",
+        [(0, 0), (0, 1), (0, 2)],
+        [0, 0, 0],
+        [0, 1, 2],
+    ),
+    "two GPUs for each task": (
+        "-N1 -n2 -w n1 --gpus-per-task=2",
+        [(0, 0), (0, 1)],
+        [0, 0],
+        [0, 2],
+    ),
+    "bound by a map": (
+        "-N1 -n2 -w n1 --gres=gpu:4 --gpu-bind=map_gpu:3,1",
+        [(0, 0), (0, 1)],
+        [0, 0],
+        [3, 1],
+    ),
+    "bound to nothing": (
+        "-N1 -n2 -w n1 --gpus-per-task=1 --gpu-bind=none",
+        [(0, 0), (0, 1)],
+        [0, 1],
+        [0, 1],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_srun(case: str, run: Run, python: list[str], slurm_conf: str) -> None:
+    """Every rank trains on its own device, found by what srun says."""
+    options, where, index, physical = CASES[case]
+    ranks = run([*SRUN, *options.split(), *python], SLURM_CONF=slurm_conf, **LOCAL)
+    assert {rank["launcher"] for rank in ranks} == {"Slurm"}
+    assert places(ranks) == where
+    assert [rank["index"] for rank in ranks] == index
+    assert [rank["physical"] for rank in ranks] == physical
+
+
+def batch(
+    machines: str, tmp_path: Path, slurm_conf: str, options: str, line: str
+) -> list[Report]:
+    """Run a batch script to its end and return the reports of its ranks."""
+    out = tmp_path / "out"
+    script = tmp_path / "job.sh"
+    script.write_text(f"#!/bin/bash\n{line}\necho ENDED $?\n")
+    subprocess.run(
+        ["sbatch", "--quiet", f"--output={out}", *options.split(), str(script)],
+        env={
+            **clean_environment(),
+            **LOCAL,
+            "GPUMAP_REHEARSAL": machines,
+            "SLURM_CONF": slurm_conf,
+        },
+        check=True,
+        timeout=30,
+    )
+    deadline = time.monotonic() + 100
+    text = ""
+    while "ENDED" not in text:
+        assert time.monotonic() < deadline, text
+        time.sleep(0.2)
+        text = out.read_text() if out.exists() else ""
+    assert "ENDED 0" in text, text
+    return reports(text)
+
+
+def test_srun_inside_sbatch(machines: str, tmp_path: Path, slurm_conf: str) -> None:
+    """The step's tasks are the ranks."""
+    line = f"srun --quiet {sys.executable} {REPORT}"
+    ranks = batch(machines, tmp_path, slurm_conf, "-N2 -n3 -w n1,n2", line)
+    assert places(ranks) == [(0, 0), (0, 1), (1, 0)]
+
+
+def test_a_step_smaller_than_its_job(
+    machines: str, tmp_path: Path, slurm_conf: str
+) -> None:
+    """Two tasks on the second of the job's nodes are a world of two."""
+    line = f"srun --quiet -N1 -n2 -w n2 {sys.executable} {REPORT}"
+    ranks = batch(
+        machines, tmp_path, slurm_conf, "-N2 -n4 --ntasks-per-node=2 -w n1,n2", line
+    )
+    assert [rank["world_size"] for rank in ranks] == [2, 2]
+    assert places(ranks) == [(0, 0), (0, 1)]
+    assert {rank["num_nodes"] for rank in ranks} == {1}
+
+
+def test_plain_python_inside_sbatch_waits_for_nobody(
+    machines: str, tmp_path: Path, slurm_conf: str
+) -> None:
+    """SLURM_NTASKS is 4 and SLURM_PROCID is 0: a single process all the same."""
+    line = f"{sys.executable} {REPORT}"
+    [alone] = batch(machines, tmp_path, slurm_conf, "-N1 -n4 -w n1", line)
+    assert (alone["launcher"], alone["world_size"]) == ("single process", 1)
+
+
+def test_torchrun_inside_srun(run: Run, slurm_conf: str) -> None:
+    """Ranks and nodes are torchrun's; Slurm counts its agents."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2"]
+    torchrun += ["--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-id", "job"]
+    torchrun += ["--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
+    torchrun += ["--local-addr", "127.0.0.1", REPORT]
+    options = ["-N2", "--ntasks-per-node=1", "-w", "n1,n2"]
+    ranks = run([*SRUN, *options, *torchrun], SLURM_CONF=slurm_conf)
+    assert {rank["launcher"] for rank in ranks} == {"torchrun"}
+    assert places(ranks) == [(0, 0), (0, 1), (1, 0), (1, 1)]
