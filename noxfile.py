@@ -1,6 +1,7 @@
 """Everything that is run on gpumap: `nox -l` lists it."""
 
 import os
+import shutil
 from pathlib import Path
 
 import nox
@@ -12,11 +13,21 @@ os.environ["PATH"] = os.pathsep.join(
 )
 
 nox.options.default_venv_backend = "venv"
-nox.options.sessions = ["lint", "types", "mapping", "tests"]
+nox.options.sessions = ["lint", "types", "mapping", "tests", "launchers"]
 nox.options.error_on_missing_interpreters = False
 # An interpreter that is not there is said and left out, in CI too.
 nox.options.reuse_existing_virtualenvs = True
 
+# Which Debian package brings a program that tests/launchers starts.
+PROGRAMS = {
+    "ip": "iproute2",
+    "mpiexec.hydra": "mpich",
+    "mpirun.openmpi": "openmpi-bin",
+    "munged": "munge",
+    "slurmctld": "slurmctld",
+    "slurmd": "slurmd",
+    "srun": "slurm-client",
+}
 PROJECT = nox.project.load_toml("pyproject.toml")
 
 
@@ -47,7 +58,9 @@ def tests(session: nox.Session) -> None:
     """Run all tests, with torch on the CPU; measure coverage."""
     install(session, "tests", "demo")
     session.run("coverage", "erase")
-    session.run("coverage", "run", "-m", "pytest", *session.posargs)
+    # What needs the launchers' programs has a session of its own.
+    options = session.posargs or ["--ignore=tests/launchers"]
+    session.run("coverage", "run", "-m", "pytest", *options)
     session.run("coverage", "combine", success_codes=[0, 1], silent=True)
     session.run("coverage", "report")
 
@@ -57,6 +70,22 @@ def mapping(session: nox.Session) -> None:
     """Run the tests of the pure part, without torch, on every Python there is."""
     install(session, "mapping", torch=False)
     session.run("pytest", "tests/mapping", *session.posargs)
+
+
+@nox.session
+def launchers(session: nox.Session) -> None:
+    """Run jobs under the real launchers, which apt installs where it may."""
+    missing = [name for name in PROGRAMS if shutil.which(name) is None]
+    if missing and os.geteuid() == 0 and shutil.which("apt-get"):
+        session.env["DEBIAN_FRONTEND"] = "noninteractive"
+        session.run("apt-get", "update", "-qq", external=True)
+        session.run(
+            *("apt-get", "install", "-y", "-qq", "--no-install-recommends"),
+            *sorted({PROGRAMS[name] for name in missing}),
+            external=True,
+        )
+    install(session, "tests")
+    session.run("pytest", *(session.posargs or ["tests/launchers"]))
 
 
 @nox.session

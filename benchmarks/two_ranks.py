@@ -112,7 +112,9 @@ def compare(
 
     plain = DistributedDataParallel(other)
     each = [(step(m, x), step(plain, x)) for _ in range(steps)]
-    for name, seconds in zip(("step", "step by hand"), zip(*each), strict=True):
+    for name, seconds in zip(
+        ("step", "step by hand"), zip(*each, strict=True), strict=True
+    ):
         times[name] = statistics.median(seconds[steps // 10 :])
 
 

@@ -135,13 +135,21 @@ def _stop(pid_file: Path) -> None:
     except (OSError, ValueError):
         return
     for sign in (signal.SIGTERM, signal.SIGKILL):
-        try:
+        if _runs(pid):
             os.kill(pid, sign)
-            for _ in range(30):
-                time.sleep(0.1)
-                os.kill(pid, 0)
-        except ProcessLookupError:
-            return
+        for _ in range(60):
+            if not _runs(pid):
+                return
+            time.sleep(0.05)
+
+
+def _runs(pid: int) -> bool:
+    """Tell whether a process is there, and not only waiting to be buried."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
 
 
 def _free_ports(count: int) -> list[int]:

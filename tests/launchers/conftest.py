@@ -20,6 +20,7 @@ HERE = Path(__file__).parent
 REPORT = str(HERE / "report.py")
 Report = dict[str, Any]
 Run = Callable[..., list[Report]]
+Shown = Callable[..., list[str]]
 
 
 def need(*programs: str, root: bool = False) -> None:
@@ -68,6 +69,25 @@ def run(machines: str) -> Run:
         )
         assert done.returncode == 0, done.stdout
         return reports(done.stdout)
+
+    return run_command
+
+
+@pytest.fixture
+def shown(machines: str) -> Shown:
+    """Return a function that runs a command and returns its launch lines, sorted."""
+
+    def run_command(command: Sequence[str], **environ: str) -> list[str]:
+        done = subprocess.run(
+            command,
+            env={**clean_environment(), "GPUMAP_REHEARSAL": machines, **environ},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return sorted(line for line in done.stdout.splitlines() if "launch:" in line)
 
     return run_command
 

@@ -1,6 +1,8 @@
 """The real mpirun and mpiexec, on one machine."""
 
-from conftest import Run, need
+import sys
+
+from conftest import Run, Shown, need
 from jobs import free_port
 
 OPEN_MPI = ["mpirun.openmpi", "--oversubscribe", "--allow-run-as-root"]
@@ -22,3 +24,17 @@ def test_mpiexec_hydra(run: Run, python: list[str]) -> None:
     ranks = run(["mpiexec.hydra", "-n", "3", *python], MASTER_PORT=port)
     assert {rank["launcher"] for rank in ranks} == {"MPICH"}
     assert [rank["index"] for rank in ranks] == [0, 1, 2]
+
+
+def test_python_m_gpumap_shows_the_same(shown: Shown) -> None:
+    """A line a rank, under both."""
+    need("mpirun.openmpi", "mpiexec.hydra")
+    gpumap = [sys.executable, "-m", "gpumap", "--plan"]
+    for launcher, command in (
+        ("Open MPI", [*OPEN_MPI, "-np", "2", *gpumap]),
+        ("MPICH", ["mpiexec.hydra", "-n", "2", *gpumap]),
+    ):
+        lines = shown(command)
+        assert [line.partition(", local rank")[0] for line in lines] == [
+            f"launch: {launcher}, rank {rank} of 2" for rank in range(2)
+        ]

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import REPORT, Report, Run, reports
+from conftest import REPORT, Report, Run, Shown, reports
 from jobs import clean_environment, free_port
 
 SRUN = ["srun", "--quiet"]
@@ -144,3 +144,14 @@ def test_torchrun_inside_srun(run: Run, slurm_conf: str) -> None:
     ranks = run([*SRUN, *options, *torchrun], SLURM_CONF=slurm_conf)
     assert {rank["launcher"] for rank in ranks} == {"torchrun"}
     assert places(ranks) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
+def test_python_m_gpumap_shows_the_same(shown: Shown, slurm_conf: str) -> None:
+    """Where rank 0 is, is Slurm's to say."""
+    command = [*SRUN, *["-N2", "-n3", "-w", "n1,n2"], sys.executable, "-m", "gpumap"]
+    lines = shown(command, SLURM_CONF=slurm_conf)
+    assert [line.partition(", store n1:")[0] for line in lines] == [
+        "launch: Slurm, rank 0 of 3, local rank 0 of 2, node 0 of 2",
+        "launch: Slurm, rank 1 of 3, local rank 1 of 2, node 0 of 2",
+        "launch: Slurm, rank 2 of 3, local rank 0 of 1, node 1 of 2",
+    ]

@@ -5,7 +5,7 @@ import subprocess
 import sys
 import time
 
-from conftest import REPORT, Run, reports
+from conftest import REPORT, Run, Shown, reports
 from jobs import clean_environment, free_port
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
@@ -57,3 +57,12 @@ def test_two_agents_with_two_processes_and_one(machines: str) -> None:
     assert [r["host"] for r in ranks] == [f"machine{r['node_rank']}" for r in ranks]
     first = re.findall(r'REPORT .*"node_rank": (\d)', outs[0])
     assert len(set(first)) == 1
+
+
+def test_python_m_gpumap_shows_the_same(shown: Shown) -> None:
+    """A line a rank."""
+    lines = shown([*TORCHRUN, "--standalone", "--nproc-per-node", "2", "-m", "gpumap"])
+    assert [line.partition(", store")[0] for line in lines] == [
+        f"launch: torchrun, rank {rank} of 2, local rank {rank} of 2, node 0 of 1"
+        for rank in range(2)
+    ]

@@ -1,0 +1,113 @@
+"""Two hosts on this machine: network namespaces on one bridge, with their own names."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ADDRESSES = {"hosta": "10.77.0.1", "hostb": "10.77.0.2"}
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """Where the two hosts can be reached and cut off.
+
+    Attributes:
+        prefix: What the namespaces' names begin with.
+        names: A file in the form of /etc/hosts.
+        started: What was started on them.
+    """
+
+    prefix: str
+    names: Path
+    started: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    def start(
+        self, host: str, command: Sequence[str], environ: Mapping[str, str]
+    ) -> subprocess.Popen[str]:
+        """Start a command on a host, which knows itself and the other by name."""
+        enter = 'hostname "$0"; mount --bind "$1" /etc/hosts; shift; exec "$@"'
+        process = subprocess.Popen(
+            [
+                *("ip", "netns", "exec", f"{self.prefix}{host}"),
+                *("unshare", "--uts", "--mount", "bash", "-c", enter),
+                *(host, str(self.names), *command),
+            ],
+            env=dict(environ),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.started.append(process)
+        return process
+
+    def stop(self) -> None:
+        """End what is still running."""
+        while self.started:
+            process = self.started.pop()
+            process.kill()
+            process.communicate()
+
+    def listening(self, host: str) -> set[str]:
+        """Return ADDRESS:PORT of every TCP socket that listens on a host."""
+        done = subprocess.run(
+            ["ip", "netns", "exec", f"{self.prefix}{host}", "ss", "-Hltn"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return {line.split()[3] for line in done.stdout.splitlines()}
+
+    def cut(self, host: str) -> None:
+        """Take a host's link down at the bridge, so that neither side is told."""
+        _ip("-n", f"{self.prefix}bridge", "link", "set", f"to-{host}", "down")
+
+
+@contextmanager
+def two_hosts(folder: Path) -> Generator[Hosts, None, None]:
+    """Make the bridge and the hosts; take them away again."""
+    prefix = f"gpumap{os.getpid()}-"
+    bridge = f"{prefix}bridge"
+    names = folder / "hosts"
+    lines = [f"{address} {host}\n" for host, address in ADDRESSES.items()]
+    names.write_text("".join(["127.0.0.1 localhost\n", *lines]))
+    made: list[str] = []
+    try:
+        for name in (bridge, *(f"{prefix}{host}" for host in ADDRESSES)):
+            _ip("netns", "add", name)
+            made.append(name)
+        _ip("-n", bridge, "link", "add", "br0", "type", "bridge")
+        _ip("-n", bridge, "link", "set", "br0", "up")
+        for host, address in ADDRESSES.items():
+            own, end = f"{prefix}{host}", f"to-{host}"
+            _ip(
+                "-n",
+                bridge,
+                "link",
+                "add",
+                end,
+                "type",
+                "veth",
+                "peer",
+                "eth0",
+                "netns",
+                own,
+            )
+            _ip("-n", bridge, "link", "set", end, "master", "br0", "up")
+            _ip("-n", own, "link", "set", "lo", "up")
+            _ip("-n", own, "addr", "add", f"{address}/24", "dev", "eth0")
+            _ip("-n", own, "link", "set", "eth0", "up")
+        yield Hosts(prefix, names)
+    finally:
+        for name in made:
+            _ip("netns", "delete", name)
+
+
+def _ip(*words: str) -> None:
+    done = subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.stderr.write(done.stderr)
+        done.check_returncode()

@@ -1,0 +1,107 @@
+"""One job across two hosts, and what becomes of it when the link is cut."""
+
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Generator, Sequence
+from pathlib import Path
+
+import pytest
+from conftest import HERE, REPORT, need, reports
+from hosts import ADDRESSES, Hosts, two_hosts
+from jobs import clean_environment
+
+PORT = 29511
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Generator[Hosts, None, None]:
+    """Make two hosts, and end what a test has left running on them."""
+    need("ip", "ss", "unshare", root=True)
+    with two_hosts(tmp_path) as made:
+        try:
+            yield made
+        finally:
+            made.stop()
+
+
+def rank(number: int) -> dict[str, str]:
+    """Return the variables of one rank a host."""
+    return {
+        **clean_environment(),
+        "RANK": str(number),
+        "WORLD_SIZE": "2",
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+        "NODE_RANK": str(number),
+        "MASTER_ADDR": "hosta",
+        "MASTER_PORT": str(PORT),
+    }
+
+
+def wait_until_training(processes: Sequence[subprocess.Popen[str]]) -> None:
+    """Read each rank's output until it says that it has begun."""
+    for process in processes:
+        assert process.stdout is not None
+        said: list[str] = []
+        while not (said and said[-1].startswith("TRAINING")):
+            said.append(process.stdout.readline())
+            assert said[-1], "".join(said)
+
+
+def test_two_agents_run_one_job(hosts: Hosts, machines: str) -> None:
+    """Torchrun on each host, two processes and one; each node has its own machine."""
+    agents = []
+    for host, size in zip(ADDRESSES, (2, 1), strict=True):
+        command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2"]
+        command += ["--nproc-per-node", str(size), "--rdzv-backend", "c10d"]
+        command += ["--rdzv-endpoint", "hosta:29512", "--rdzv-id", "hosts", REPORT]
+        environ = {**clean_environment(), "GPUMAP_REHEARSAL": machines}
+        agents.append(hosts.start(host, command, environ))
+    outs = [agent.communicate(timeout=100)[0] for agent in agents]
+    assert [agent.returncode for agent in agents] == [0, 0], outs
+    ranks = reports("".join(outs))
+    assert len(ranks) == 3
+    assert {r["host"] for r in ranks} == {"machine0", "machine1"}
+
+
+def test_the_store_listens_on_the_masters_address_only(hosts: Hosts) -> None:
+    """Not on loopback, not on every interface."""
+    command = [sys.executable, str(HERE / "hold.py"), "3000"]
+    ranks = [hosts.start(h, command, rank(n)) for n, h in enumerate(ADDRESSES)]
+    wait_until_training(ranks)
+    at_port = {x for x in hosts.listening("hosta") if x.endswith(f":{PORT}")}
+    elsewhere = {x for x in hosts.listening("hostb") if x.endswith(f":{PORT}")}
+    outs = [process.communicate(timeout=100)[0] for process in ranks]
+    assert [process.returncode for process in ranks] == [0, 0], outs
+    assert at_port == {f"{ADDRESSES['hosta']}:{PORT}"}
+    assert elsewhere == set()
+
+
+def test_a_cut_link_ends_both_sides_with_the_other_ranks_name(hosts: Hosts) -> None:
+    """Within the collective's time-out and as long again for the store's answer."""
+    command = [sys.executable, str(HERE / "hold.py"), "100000000"]
+    ranks = [hosts.start(h, command, rank(n)) for n, h in enumerate(ADDRESSES)]
+    wait_until_training(ranks)
+    hosts.cut("hostb")
+    began = time.monotonic()
+    outs = [process.communicate(timeout=60)[0] for process in ranks]
+    took = time.monotonic() - began
+    assert [process.returncode for process in ranks] == [1, 1], outs
+    assert took < 20, outs
+    assert re.search(
+        r"gpumap: rank 1 \(pid \d+ on hostb\) was not heard of since", outs[0]
+    )
+    assert "gpumap: raised on rank 1 (pid" in outs[1]
+    assert "gpumap: rank 0's store does not answer" in outs[1]
+
+
+def test_a_master_address_of_another_host_is_told(hosts: Hosts) -> None:
+    """Rank 0 cannot listen there; the message names the variable."""
+    command = [sys.executable, str(HERE / "hold.py"), "1"]
+    environ = {**rank(0), "MASTER_ADDR": "hostb"}
+    process = hosts.start("hosta", command, environ)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "MASTER_ADDR hostb is not an address of hosta, where rank 0 runs." in out
