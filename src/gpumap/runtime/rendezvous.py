@@ -1,27 +1,22 @@
 """The one store on which the ranks of a job meet, and on which nobody else does."""
 
-import errno
-import socket
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
 import torch.distributed as dist
 
-from gpumap.errors import LaunchError, RollCallError, SessionError
+from gpumap.errors import LaunchError, RollCallError
 from gpumap.mapping.launch import Launch
-from gpumap.runtime.board import Board, StoreLostError, bounded
+from gpumap.runtime.board import Board, StoreLostError
 from gpumap.runtime.origin import Origin, difference, origin_of
 from gpumap.runtime.rollcall import Stranger
+from gpumap.runtime.tcp import LOOPBACK, connect, foreign, listen
 
 __all__ = ["Meeting", "meet", "meet_in_group"]
 
-_LOOPBACK = {"localhost": "127.0.0.1", "127.0.0.1": "127.0.0.1", "::1": "::1"}
 # How long a store that has just been opened may take to say whose it is.
 _OWNER_SECONDS = 30.0
-# A cluster's name service can lag behind the pods that it names.
-_NAME_SECONDS = 30.0
 _NAME_THE_JOB = (
     "Give each job its own MASTER_PORT. If this is one job, set GPUMAP_JOB_ID to the "
     "same name on all of its ranks."
@@ -92,10 +87,10 @@ def _prefix(restart: int | str, session: int) -> str:
 
 
 def _address(launch: Launch) -> tuple[str, int]:
-    on_loopback = launch.master_addr in _LOOPBACK
+    on_loopback = launch.master_addr in LOOPBACK
     host = launch.master_addr
     if launch.one_node or on_loopback:
-        host = _LOOPBACK.get(host or "", "127.0.0.1")
+        host = LOOPBACK.get(host or "", "127.0.0.1")
     missing = tuple(
         name
         for name, value in (("MASTER_ADDR", host), ("MASTER_PORT", launch.master_port))
@@ -119,9 +114,9 @@ def _open(
 ) -> _Opened:
     if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         address = launch.master_addr or host
-        return _Opened(_connect(address, port, seconds), hosted=False)
+        return _Opened(connect(address, port, seconds), hosted=False)
     origin = origin_of(launch)
-    listener = _listen(host, port, launch) if launch.rank == 0 else None
+    listener = listen(host, port, launch) if launch.rank == 0 else None
     if listener is not None:
         own = dist.TCPStore(
             host,
@@ -133,87 +128,9 @@ def _open(
         )
         Board(dist.PrefixStore("gpumap", own)).write("owner", origin)
         return _Opened(own, hosted=True)
-    store = _connect(host, port, seconds)
+    store = connect(host, port, seconds)
     _check_owner(store, origin, host, port)
     return _Opened(store, hosted=False)
-
-
-def _listen(host: str, port: int, launch: Launch) -> socket.socket | None:
-    """Listen on this one address; None where somebody already does."""
-    try:
-        family, kind, _, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM
-        )[0]
-    except OSError as error:
-        raise _not_found(host, error) from None
-    listener = socket.socket(family, kind)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind(address)
-        listener.listen(socket.SOMAXCONN)
-    except OSError as error:
-        listener.close()
-        if error.errno == errno.EADDRINUSE:
-            return None
-        if error.errno == errno.EADDRNOTAVAIL:
-            raise LaunchError(
-                f"MASTER_ADDR {host} is not an address of {socket.gethostname()}, "
-                "where rank 0 runs.",
-                f"{launch.launcher}: rank 0 cannot listen on {address[0]}.",
-                "Set MASTER_ADDR to rank 0's host on every rank.",
-                ("MASTER_ADDR",),
-            ) from None
-        raise SessionError(
-            f"rank 0 cannot listen on {host}:{port}.",
-            f"{error.strerror}.",
-            "Choose another MASTER_PORT.",
-        ) from None
-    return listener
-
-
-def _connect(host: str, port: int, seconds: float) -> dist.Store:
-    began = time.monotonic()
-    deadline = began + seconds
-    pause = 0.01
-    while True:
-        left = deadline - time.monotonic()
-        try:
-            socket.create_connection((host, port), timeout=max(left, 0.1)).close()
-            break
-        except OSError as error:
-            unknown = isinstance(error, socket.gaierror)
-            if unknown and time.monotonic() - began > min(seconds, _NAME_SECONDS):
-                raise _not_found(host, error) from None
-            if left <= pause:
-                raise _no_rank_0(host, port, time.monotonic() - began, error) from None
-            time.sleep(pause)
-            pause = min(2 * pause, 0.25)
-    limit = timedelta(seconds=max(deadline - time.monotonic(), 1.0))
-    try:
-        return bounded(
-            lambda: dist.TCPStore(
-                host, port, is_master=False, wait_for_workers=False, timeout=limit
-            ),
-            min(limit.total_seconds(), _OWNER_SECONDS),
-            "connect",
-        )
-    except (StoreLostError, dist.DistError):
-        raise _foreign(host, port) from None
-
-
-def _no_rank_0(host: str, port: int, waited: float, error: OSError) -> RollCallError:
-    hint = (
-        "See whether rank 0 was started and what it says; then check MASTER_ADDR, "
-        "MASTER_PORT and the firewall between the hosts."
-    )
-    if host in _LOOPBACK:
-        hint += f" From another host than rank 0's, {host} leads nowhere."
-    return RollCallError(
-        f"rank 0 did not open its store at {host}:{port} within {waited:.0f} s.",
-        f"The last answer was: {error}.",
-        hint,
-        (0,),
-    )
 
 
 def _check_owner(store: dist.Store, mine: Origin, host: str, port: int) -> None:
@@ -224,7 +141,7 @@ def _check_owner(store: dist.Store, mine: Origin, host: str, port: int) -> None:
     except (StoreLostError, RuntimeError):
         owner = None
     if owner is None:
-        raise _foreign(host, port)
+        raise foreign(host, port)
     unlike = difference(owner, mine)
     if unlike is None:
         return
@@ -234,21 +151,4 @@ def _check_owner(store: dist.Store, mine: Origin, host: str, port: int) -> None:
     first.claim(f"stranger/{mine.rank}", Stranger(seen=seen))
     raise RollCallError(
         f"another job answers at {host}:{port}.", seen, _NAME_THE_JOB, (mine.rank,)
-    )
-
-
-def _foreign(host: str, port: int) -> SessionError:
-    return SessionError(
-        f"port {port} on {host} belongs to another program.",
-        "It does not answer as rank 0's store does.",
-        "Choose another MASTER_PORT, the same on every rank.",
-    )
-
-
-def _not_found(host: str, error: OSError) -> LaunchError:
-    return LaunchError(
-        f"the host name {host!r} in MASTER_ADDR is not known here.",
-        f"{socket.gethostname()}: {error.strerror or error}.",
-        "Set MASTER_ADDR to a name or an address that every rank's host can look up.",
-        ("MASTER_ADDR",),
     )

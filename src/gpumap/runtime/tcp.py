@@ -1,0 +1,143 @@
+"""Listening at one address only, and finding who listens there."""
+
+import errno
+import socket
+import time
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from gpumap.errors import LaunchError, RollCallError, SessionError
+from gpumap.mapping.launch import Launch
+from gpumap.runtime.board import StoreLostError, bounded
+
+__all__ = ["LOOPBACK", "connect", "foreign", "listen"]
+
+LOOPBACK = {"localhost": "127.0.0.1", "127.0.0.1": "127.0.0.1", "::1": "::1"}
+# A store answers a greeting at once; torch takes up to twice the time to give up.
+_GREETING_SECONDS = 3.0
+_GREETINGS = 2
+# A cluster's name service can lag behind the pods that it names.
+_NAME_SECONDS = 30.0
+
+
+def listen(host: str, port: int, launch: Launch) -> socket.socket | None:
+    """Listen on this one address; None where somebody already does."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM
+        )[0]
+    except OSError as error:
+        raise _not_found(host, error) from None
+    listener = socket.socket(family, kind)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+        listener.listen(socket.SOMAXCONN)
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            return None
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise LaunchError(
+                f"MASTER_ADDR {host} is not an address of {socket.gethostname()}, "
+                "where rank 0 runs.",
+                f"{launch.launcher}: rank 0 cannot listen on {address[0]}.",
+                "Set MASTER_ADDR to rank 0's host on every rank.",
+                ("MASTER_ADDR",),
+            ) from None
+        raise SessionError(
+            f"rank 0 cannot listen on {host}:{port}.",
+            f"{error.strerror}.",
+            "Choose another MASTER_PORT.",
+        ) from None
+    return listener
+
+
+def connect(host: str, port: int, seconds: float) -> dist.Store:
+    """Connect to rank 0's store as soon as it is there.
+
+    A port that is open can close again before the store has answered, when another job
+    ends; then this waits on for rank 0. One that stays open and silent is foreign.
+    """
+    began = time.monotonic()
+    deadline = began + seconds
+    refused = 0
+    while True:
+        _wait_until_open(host, port, began, deadline)
+        left = deadline - time.monotonic()
+        try:
+            store = bounded(
+                lambda: _client(host, port),
+                max(min(left, 2 * _GREETING_SECONDS), 1.0),
+                "connect",
+            )
+        except (StoreLostError, dist.DistError):
+            refused += 1
+            if refused == _GREETINGS or time.monotonic() > deadline:
+                raise foreign(host, port) from None
+            continue
+        store.set_timeout(timedelta(seconds=seconds))
+        return store
+
+
+def _client(host: str, port: int) -> dist.TCPStore:
+    return dist.TCPStore(
+        host,
+        port,
+        is_master=False,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=_GREETING_SECONDS),
+    )
+
+
+def _wait_until_open(host: str, port: int, began: float, deadline: float) -> None:
+    pause = 0.01
+    while True:
+        left = deadline - time.monotonic()
+        try:
+            socket.create_connection((host, port), timeout=max(left, 0.1)).close()
+        except OSError as error:
+            waited = time.monotonic() - began
+            unknown = isinstance(error, socket.gaierror)
+            if unknown and (waited > _NAME_SECONDS or left <= pause):
+                raise _not_found(host, error) from None
+            if left <= pause:
+                raise _no_rank_0(host, port, waited, error) from None
+            time.sleep(pause)
+            pause = min(2 * pause, 0.25)
+        else:
+            return
+
+
+def _no_rank_0(host: str, port: int, waited: float, error: OSError) -> RollCallError:
+    hint = (
+        "See whether rank 0 was started and what it says; then check MASTER_ADDR, "
+        "MASTER_PORT and the firewall between the hosts."
+    )
+    if host in LOOPBACK:
+        hint += f" From another host than rank 0's, {host} leads nowhere."
+    return RollCallError(
+        f"rank 0 did not open its store at {host}:{port} within {waited:.0f} s.",
+        f"The last answer was: {error}.",
+        hint,
+        (0,),
+    )
+
+
+def foreign(host: str, port: int) -> SessionError:
+    """Return the error for a port where something else than rank 0's store listens."""
+    return SessionError(
+        f"port {port} on {host} belongs to another program.",
+        "It does not answer as rank 0's store does.",
+        "Choose another MASTER_PORT, the same on every rank.",
+    )
+
+
+def _not_found(host: str, error: OSError) -> LaunchError:
+    return LaunchError(
+        f"the host name {host!r} in MASTER_ADDR is not known here.",
+        f"{socket.gethostname()}: {error.strerror or error}.",
+        "Set MASTER_ADDR to a name or an address that every rank's host can look up.",
+        ("MASTER_ADDR",),
+    )
