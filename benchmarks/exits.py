@@ -1,30 +1,52 @@
 """How many ranks end abnormally after all their work was right.
 
 `python benchmarks/exits.py [JOBS]` runs two-process gloo jobs, 60 by default, by
-gpumap and by hand-written torch in turn, and counts exit codes other than 0.
+hand-written torch and by gpumap in turn, and counts exit codes other than 0. Both are
+as short as a tutorial: begin, wrap, one backward, end.
 """
 
 import sys
 from collections import Counter
 
-from two_ranks import WAYS, run_job
+from two_ranks import start_ranks
+
+SCRIPTS = {
+    "torch": """
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+model = DistributedDataParallel(torch.nn.Linear(2, 1))
+model(torch.ones(4, 2)).sum().backward()
+dist.destroy_process_group()
+""",
+    "gpumap": """
+import torch
+import gpumap
+
+with gpumap.ddp_session(torch.nn.Linear(2, 1)) as model:
+    model(torch.ones(4, 2)).sum().backward()
+""",
+}
 
 
 def main(jobs: int) -> None:
     """Print both counts."""
-    codes = {way: Counter[int]() for way in WAYS}
+    codes = {way: Counter[int]() for way in SCRIPTS}
     for n in range(jobs):
-        for way in WAYS:
-            codes[way].update(rank.code for rank in run_job(way, 1))
+        for way, script in SCRIPTS.items():
+            ranks = start_ranks("-c", script)
+            for rank in ranks:
+                rank.communicate(timeout=120)
+            codes[way].update(rank.returncode for rank in ranks)
         if sys.stderr.isatty():
             print(f"\r{n + 1}/{jobs}", end="", file=sys.stderr)
     print("way".ljust(8), "ranks".rjust(6), "abnormal".rjust(9), "  exit codes")
     for way, seen in codes.items():
-        abnormal = seen.total() - seen[0]
         others = {code: seen[code] for code in sorted(seen) if code}
-        print(
-            way.ljust(8), f"{seen.total():6}", f"{abnormal:9}", f"  {others or 'all 0'}"
-        )
+        abnormal = seen.total() - seen[0]
+        print(f"{way:8} {seen.total():6} {abnormal:9}   {others or 'all 0'}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Two-process gloo jobs, by gpumap and by hand-written torch, for the benchmarks.
 
 `python benchmarks/two_ranks.py gpumap|torch STEPS` is one rank; it prints its times as
-JSON. With one step it is what tutorials show: begin, wrap, one backward, destroy, exit.
+JSON.
 """
 
 import json
@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 from copy import deepcopy
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -21,23 +20,14 @@ if TYPE_CHECKING:
 WAYS = ("torch", "gpumap")
 
 
-@dataclass(frozen=True)
-class Rank:
-    """What became of one rank: its exit code and its times in seconds."""
-
-    code: int
-    times: dict[str, float]
-
-
-def run_job(way: str, steps: int) -> list[Rank]:
-    """Run both ranks of a job and return what became of them."""
+def start_ranks(*arguments: str) -> list[subprocess.Popen[str]]:
+    """Start both ranks of a job: Python with these arguments, and a port of its own."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    began = time.perf_counter()
-    ranks = [
+    return [
         subprocess.Popen(
-            [sys.executable, __file__, way, str(steps)],
+            [sys.executable, *arguments],
             env={
                 **os.environ,
                 "RANK": str(rank),
@@ -54,13 +44,19 @@ def run_job(way: str, steps: int) -> list[Rank]:
         )
         for rank in range(2)
     ]
-    ended = []
+
+
+def run_job(way: str, steps: int) -> list[dict[str, float]]:
+    """Run a job and return each rank's seconds."""
+    began = time.perf_counter()
+    ranks = start_ranks(__file__, way, str(steps))
+    seconds = []
     for rank in ranks:
         out, _ = rank.communicate(timeout=120)
-        times = json.loads(out) if out.strip() else {}
+        times = json.loads(out)
         times["whole process"] = time.perf_counter() - began
-        ended.append(Rank(rank.returncode, times))
-    return ended
+        seconds.append(times)
+    return seconds
 
 
 def one_rank(way: str, steps: int) -> None:
@@ -90,16 +86,14 @@ def one_rank(way: str, steps: int) -> None:
 def with_gpumap(
     model: "nn.Module", x: "Tensor", steps: int, times: dict[str, float]
 ) -> None:
-    """Use a session; with many steps, compare them with those of a wrap by hand."""
+    """Use a session; in it, compare its steps with those of a wrap by hand."""
     import gpumap
 
     other = deepcopy(model)
     began = time.perf_counter()
     with gpumap.ddp_session(model) as m:
         times["set-up"] = time.perf_counter() - began
-        step(m, x)
-        if steps > 1:
-            compare(m, other, x, steps, times)
+        compare(m, other, x, steps, times)
         began = time.perf_counter()
     times["tear-down"] = time.perf_counter() - began
 
@@ -129,7 +123,7 @@ def with_torch(
     dist.init_process_group("gloo")
     m = DistributedDataParallel(model)
     times["set-up"] = time.perf_counter() - began
-    for _ in range(2 * steps - 1):
+    for _ in range(2 * steps):
         step(m, x)
     began = time.perf_counter()
     dist.destroy_process_group()
