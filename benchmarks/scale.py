@@ -3,7 +3,8 @@
 `python benchmarks/scale.py` prints, for 1,000 to 1,000,000 ranks on nodes of 8, the
 seconds and the peak memory of plan(), the microseconds of a look-up and of place() for
 one rank, the seconds of conflicts(), and the exponent of the growth: 1 is linear, 0 is
-constant. Medians of several runs.
+constant; then the milliseconds of best_linked() for k of 16 devices. Medians of several
+runs.
 """
 
 import math
@@ -11,12 +12,15 @@ import statistics
 import time
 import tracemalloc
 from collections.abc import Callable, Sequence
+from itertools import combinations
+from random import Random
 
 import gpumap
 
 WORLDS = (1_000, 10_000, 100_000, 1_000_000)
 RUNS = 5
 LOOKUPS = 500
+KS = (2, 4, 8, 12)
 
 
 def main() -> None:
@@ -32,6 +36,36 @@ def main() -> None:
         for column in range(len(columns))
     ]
     print("exponent".rjust(12), *(f"{value:14.2f}" for value in growth))
+    print("\nbest_linked(), 16 devices".ljust(26), *(f"k={k} ms".rjust(9) for k in KS))
+    for name, sixteen in sixteens().items():
+        times = [seconds(lambda n=sixteen, k=k: gpumap.best_linked(n, k)) for k in KS]
+        print(f"{name:25}", *(f"{time * 1e3:9.1f}" for time in times))
+
+
+def sixteens() -> dict[str, gpumap.Node]:
+    """Return nodes of 16: all linked alike, a tree of switches, and at random."""
+    random = Random(0)  # noqa: S311 - for a test matrix
+    trees = {True: "PIX", False: "PXB"}
+    kinds: dict[str, Callable[[int, int], gpumap.Link]] = {
+        "NVSwitch": lambda a, b: gpumap.Link(a=a, b=b, nvlinks=6),
+        "PCIe trees, two sockets": lambda a, b: gpumap.Link.model_validate(
+            {
+                "a": a,
+                "b": b,
+                "pcie": trees[a // 4 == b // 4] if a // 8 == b // 8 else "SYS",
+            }
+        ),
+        "random": lambda a, b: gpumap.Link(a=a, b=b, nvlinks=random.randrange(4)),
+    }
+    devices = tuple(gpumap.Device(kind="cuda", index=i) for i in range(16))
+    return {
+        name: gpumap.Node(
+            hostname="n1",
+            devices=devices,
+            links=tuple(link(a, b) for a, b in combinations(range(16), 2)),
+        )
+        for name, link in kinds.items()
+    }
 
 
 def measure(node: gpumap.Node, world: int) -> tuple[float, ...]:

@@ -22,10 +22,12 @@ if TYPE_CHECKING:
     )
     from gpumap.mapping.devices import Device, Link, Node
     from gpumap.mapping.launch import Launch
+    from gpumap.mapping.linked import best_linked
     from gpumap.mapping.placement import Conflict, Placement, place
     from gpumap.mapping.plan import Plan, plan
     from gpumap.mapping.ranks import RankLayout
     from gpumap.mapping.refs import DeviceRef
+    from gpumap.mapping.topology import parse_topology
     from gpumap.runtime.ddp import ddp_session
     from gpumap.runtime.session import Session, current, session
 
@@ -46,11 +48,13 @@ _HOME = {
     "RollCallError": "errors",
     "Session": "runtime.session",
     "SessionError": "errors",
+    "best_linked": "mapping.linked",
     "current": "runtime.session",
     "ddp_session": "runtime.ddp",
     "detect_launch": "detect.launchers",
     "detect_node": "detect.hardware",
     "machine": "detect.rehearsal",
+    "parse_topology": "mapping.topology",
     "place": "mapping.placement",
     "plan": "mapping.plan",
     "session": "runtime.session",
@@ -73,11 +77,13 @@ __all__ = [
     "RollCallError",
     "Session",
     "SessionError",
+    "best_linked",
     "current",
     "ddp_session",
     "detect_launch",
     "detect_node",
     "machine",
+    "parse_topology",
     "place",
     "plan",
     "session",

@@ -21,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         "python -m gpumap", description="Show which GPU this process would train on."
     )
-    parser.add_argument("--strategy", help="local_rank, explicit, modulo")
+    parser.add_argument("--strategy", help="local_rank, explicit, modulo, linked")
     parser.add_argument(
         "--gpus", type=_refs, help="for instance 2,3 or GPU-5c3a,GPU-77"
     )

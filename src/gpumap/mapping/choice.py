@@ -11,7 +11,7 @@ from gpumap.mapping.refs import DeviceRef
 
 __all__ = ["Choice", "Gpus", "Scores", "Strategy", "StrategyName"]
 
-StrategyName = Literal["local_rank", "explicit", "modulo", "scored"]
+StrategyName = Literal["local_rank", "explicit", "modulo", "scored", "linked"]
 Strategy = StrategyName | Callable[[Launch, Node], Device | DeviceRef]
 Gpus = Sequence[DeviceRef] | Mapping[str | int, Sequence[DeviceRef]]
 Scores = (

@@ -8,6 +8,7 @@ from gpumap.errors import DeviceError, LaunchError, PlacementError
 from gpumap.mapping.choice import Choice
 from gpumap.mapping.devices import Device, Node
 from gpumap.mapping.launch import Launch
+from gpumap.mapping.linked import best_linked
 from gpumap.mapping.refs import resolve, resolve_all
 from gpumap.mapping.scores import scores_of
 
@@ -18,22 +19,39 @@ __all__ = ["STRATEGIES", "by_rank", "in_words", "pick", "pool_of"]
 class _Rule:
     """One row: how the pool is ordered, which place counts in it, and that in words."""
 
-    order: Callable[[Choice, tuple[Device, ...], Node], tuple[Device, ...]]
+    order: Callable[[Choice, Launch, tuple[Device, ...], Node], tuple[Device, ...]]
     place: Literal["local_rank", "rank"]
     words: str
 
 
 def _as_listed(
-    _choice: Choice, pool: tuple[Device, ...], _node: Node
+    _choice: Choice, _launch: Launch, pool: tuple[Device, ...], _node: Node
 ) -> tuple[Device, ...]:
     return pool
 
 
 def _best_first(
-    choice: Choice, pool: tuple[Device, ...], node: Node
+    choice: Choice, _launch: Launch, pool: tuple[Device, ...], node: Node
 ) -> tuple[Device, ...]:
     scores = scores_of(choice.scores, pool, node)
     return tuple(sorted(pool, key=lambda d: (-scores[d.index], d.index)))
+
+
+def _best_linked(
+    choice: Choice, launch: Launch, pool: tuple[Device, ...], node: Node
+) -> tuple[Device, ...]:
+    if launch.devices_bound:
+        return pool
+    processes = 1 if launch.world_size == 1 else launch.local_world_size
+    if processes is None:
+        raise LaunchError(
+            f'strategy "{choice.name}" depends on the number of processes on this '
+            "node, and the launcher does not say it.",
+            f"{launch.launcher}: rank={launch.rank}, world_size={launch.world_size}.",
+            "Set LOCAL_WORLD_SIZE for each process, or start with torchrun.",
+            ("LOCAL_WORLD_SIZE",),
+        )
+    return best_linked(node, processes, [device.index for device in pool])
 
 
 STRATEGIES: dict[str, _Rule] = {
@@ -44,6 +62,12 @@ STRATEGIES: dict[str, _Rule] = {
     # Global rank, as it is usually written: rank % torch.cuda.device_count().
     "modulo": _Rule(_as_listed, "rank", "pool[rank % {devices}]"),
     "scored": _Rule(_best_first, "local_rank", "the pool by score, [local_rank]"),
+    # What an all-reduce runs at: the slowest link of the best ring.
+    "linked": _Rule(
+        _best_linked,
+        "local_rank",
+        "the best-linked {devices} of the pool, [local_rank]",
+    ),
 }
 
 
@@ -78,7 +102,7 @@ def pool_of(choice: Choice, launch: Launch, node: Node) -> tuple[Device, ...]:
     rule = STRATEGIES[choice.strategy]
     if rule.place == "local_rank" and not launch.devices_bound:
         _refuse_more_processes(choice, launch, pool, node)
-    return rule.order(choice, pool, node)
+    return rule.order(choice, launch, pool, node)
 
 
 def pick(

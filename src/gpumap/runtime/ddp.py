@@ -52,7 +52,7 @@ def ddp_session(
     Args:
         model: The module to train, not wrapped yet.
         strategy: "local_rank" (the default), "explicit" (the default with gpus),
-            "modulo", "scored" (the default with scores), or a function
+            "modulo", "scored" (the default with scores), "linked", or a function
             (launch, node) -> device.
         gpus: The devices this job may use, in order: indices as torch counts them after
             masking, UUIDs or PCI bus IDs; or a mapping from host name or node_rank to
