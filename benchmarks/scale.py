@@ -12,6 +12,7 @@ import statistics
 import time
 import tracemalloc
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import combinations
 from random import Random
 
@@ -38,7 +39,7 @@ def main() -> None:
     print("exponent".rjust(12), *(f"{value:14.2f}" for value in growth))
     print("\nbest_linked(), 16 devices".ljust(26), *(f"k={k} ms".rjust(9) for k in KS))
     for name, sixteen in sixteens().items():
-        times = [seconds(lambda n=sixteen, k=k: gpumap.best_linked(n, k)) for k in KS]
+        times = [seconds(partial(gpumap.best_linked, sixteen, k)) for k in KS]
         print(f"{name:25}", *(f"{time * 1e3:9.1f}" for time in times))
 
 
