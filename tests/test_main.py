@@ -48,3 +48,21 @@ def test_a_launch_that_contradicts_itself_is_said(
     monkeypatch.setenv("RANK", "7")
     assert main([]) == 1
     assert capsys.readouterr().out.startswith("LaunchError: rank 7 is out of range")
+
+
+@pytest.mark.parametrize("wrong", ["", "2,,3"])
+def test_an_empty_entry_is_told_with_its_option(
+    wrong: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As argparse does, with exit code 2."""
+    with pytest.raises(SystemExit) as caught:
+        main(["--gpus", wrong])
+    assert caught.value.code == 2
+    assert "argument --gpus" in capsys.readouterr().err
+
+
+def test_two_ranks_on_one_device_are_said(capsys: pytest.CaptureFixture[str]) -> None:
+    """As a session would."""
+    assert main(["--plan", "--strategy", "modulo", "--gpus", "2"]) == 1
+    out = capsys.readouterr().out
+    assert "PlacementError: rank 0 and rank 1 are both placed on cuda:2" in out

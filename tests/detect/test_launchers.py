@@ -112,7 +112,8 @@ def test_virtual_local_rank_is_undone(rank: int) -> None:
 
 def test_virtual_local_rank_on_several_nodes_is_not_guessed() -> None:
     """No variable holds it, and rank % size fails on unequal nodes."""
-    environ = environment("torchrun-virtual2-rank1") | {"WORLD_SIZE": "4"}
+    two_nodes = {"WORLD_SIZE": "4", "GROUP_WORLD_SIZE": "2"}
+    environ = environment("torchrun-virtual2-rank1") | two_nodes
     assert detect_launch(environ).local_rank is None
 
 

@@ -177,6 +177,10 @@ def test_what_contradicts_a_slurm_step_is_an_error(environ: str, said: str) -> N
             "RANK is this pod's number, and each pod runs 4 processes.",
         ),
         ("SM_HOSTS=[1] SM_CURRENT_HOST=algo-1", "SM_HOSTS does not list this host."),
+        (
+            'SM_HOSTS="algo-1" SM_CURRENT_HOST=algo-1',
+            "SM_HOSTS does not list this host.",
+        ),
         ("SM_HOSTS=x SM_CURRENT_HOST=algo-1", "SM_HOSTS does not list this host."),
         ("GPUMAP_LAUNCHER=slurmm", "GPUMAP_LAUNCHER names 'slurmm', which gpumap does"),
         ("GPUMAP_LAUNCHER=Flux", "Nothing is set, and FLUX_TASK_RANK, FLUX_JOB_SIZE"),

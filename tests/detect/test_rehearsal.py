@@ -70,7 +70,9 @@ def test_a_file_describes_one_node_or_several(tmp_path: Path) -> None:
         rehearsed_node(str(path), lost, {})
 
 
-@pytest.mark.parametrize("content", ["", "{}", '{"hostname": 1}', "[1]", None])
+@pytest.mark.parametrize(
+    "content", ["", "{}", '{"hostname": 1}', "[1]", "5", "[" * 100_000, None]
+)
 def test_a_file_that_describes_no_machine_is_an_error(
     tmp_path: Path, content: str | None
 ) -> None:

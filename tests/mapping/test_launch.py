@@ -33,6 +33,26 @@ def test_a_launch_goes_to_json_and_back() -> None:
             "num_nodes 3 is more than world_size 2.",
         ),
         (
+            {"rank": 0, "world_size": 4, "num_nodes": 1, "local_world_size": 2},
+            "2 processes on this one of 1 nodes do not make 4.",
+        ),
+        (
+            {"rank": 0, "world_size": 4, "num_nodes": 3, "local_world_size": 4},
+            "4 processes on this one of 3 nodes do not make 4.",
+        ),
+        (
+            {"rank": 0, "world_size": 4, "node_ranks": (0, 0)},
+            "these are not the ranks of a node with rank 0 on it.",
+        ),
+        (
+            {"rank": 0, "world_size": 4, "node_ranks": (0, 9)},
+            "these are not the ranks of a node with rank 0 on it.",
+        ),
+        (
+            {"rank": 0, "world_size": 4, "node_ranks": (1, 2)},
+            "these are not the ranks of a node with rank 0 on it.",
+        ),
+        (
             {"rank": 0, "world_size": 2, "master_port": 65536},
             "master_port 65536 is no TCP port.",
         ),
@@ -52,7 +72,7 @@ def test_a_launch_goes_to_json_and_back() -> None:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_impossible_combinations_are_errors(
-    fields: dict[str, int], message: str
+    fields: dict[str, object], message: str
 ) -> None:
     """The first line names the field and both numbers."""
     with pytest.raises(LaunchError) as caught:

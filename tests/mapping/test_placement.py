@@ -84,6 +84,18 @@ def test_a_users_own_function_maps() -> None:
     assert by_uuid.device.index == 2
 
 
+def test_a_function_stays_within_gpus() -> None:
+    """The cards of a shared server that are not this job's are never taken."""
+    with pytest.raises(PlacementError) as caught:
+        place(launch(0, 2), node(4), lambda me, _: me.local_rank or 0, gpus=[2, 3])
+    assert str(caught.value) == (
+        'strategy "<lambda>" gave cuda:0 (GPU-a000n1…) for rank 0, which is not in '
+        "gpus.\n"
+        "The pool on n1 is cuda:2 (GPU-a200n1…), cuda:3 (GPU-a300n1…).\n"
+        "Return one of these, or add it to gpus=[…]."
+    )
+
+
 def test_a_different_list_on_each_node() -> None:
     """By host name or by node_rank."""
     by_host: Gpus = {"n1": [0, 1], "n2": [2, 3]}
@@ -223,6 +235,9 @@ def test_a_missing_local_rank_is_an_error_that_names_the_variable() -> None:
         ({"scores": {0: float("nan")}, "gpus": [0]}, "nan is not a score."),
         ({"scores": {0: True}, "gpus": [0]}, "True is not a score."),
         ({"scores": {0: "9"}, "gpus": [0]}, "'9' is not a score."),
+        ({"scores": {0: 1, "GPU-a000n1": 2}, "gpus": [0]}, "a device has two scores."),
+        ({"gpus": True}, "gpus=True is not a list of devices."),
+        ({"gpus": {}}, "gpus={} is not a list of devices."),
         ({"scores": "speed"}, "scores='speed' is not understood."),
     ],
     ids=str,

@@ -1,5 +1,6 @@
 """A cluster's plan."""
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -94,6 +95,30 @@ def test_equal_nodes_are_worked_out_once() -> None:
     whole = plan([node(8)] * 1000, [8] * 1000)
     assert len(whole._pools) == 1
     assert whole[7999].device.index == 7
+
+
+class Made(Mapping[int, list[int]]):
+    """A mapping that makes its lists when they are asked for."""
+
+    def __getitem__(self, node_rank: int) -> list[int]:
+        """Return two devices of a node's own."""
+        if node_rank not in range(3):
+            raise KeyError(node_rank)
+        return [2 * node_rank, 2 * node_rank + 1]
+
+    def __iter__(self) -> Iterator[int]:
+        """Yield the nodes."""
+        return iter(range(3))
+
+    def __len__(self) -> int:
+        """Return their number."""
+        return 3
+
+
+def test_lists_that_are_made_when_asked_for_are_not_mixed_up() -> None:
+    """Each node has its own, however short the life of the list."""
+    whole = plan([node(6)] * 3, [2] * 3, gpus=Made())
+    assert [p.device.index for p in whole] == [0, 1, 2, 3, 4, 5]
 
 
 def test_a_rank_without_a_device_is_found_when_the_plan_is_made() -> None:

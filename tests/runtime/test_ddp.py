@@ -223,3 +223,59 @@ def test_the_device_is_current_before_the_group_and_the_wrap(
         ("body", None),
         ("destroy", None),
     ]
+
+
+class UnprintableError(Exception):
+    """An error whose text fails."""
+
+    def __str__(self) -> str:
+        """Fail."""
+        raise RuntimeError
+
+
+@pytest.mark.parametrize("error", [ValueError("bad \udcff name"), UnprintableError()])
+def test_an_error_that_cannot_be_written_leaves_unchanged(error: Exception) -> None:
+    """A file name that is no Unicode, or a text that fails; the group is gone."""
+    with pytest.raises(type(error)) as caught, gpumap.session():
+        raise error
+    assert caught.value is error
+    assert not dist.is_initialized()
+
+
+def test_the_sessions_store_has_keys_of_the_users_own() -> None:
+    """None of them is one of gpumap's."""
+    with gpumap.session() as opened:
+        for name in ("end", "fault", "left", "verdict", "all left"):
+            opened.store.set(name, "mine")
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({"backend": 5}, "backend=5 is a int."),
+        ({"device": torch.device("cpu")}, "device=device(type='cpu') is a device."),
+        ({"device": None}, "device=None is a NoneType."),
+        ({"launch": {}}, "launch={} is a dict."),
+        ({"node": 3}, "node=3 is a int."),
+        ({"timeout": 1e10}, "timeout=10000000000.0 is not a time."),
+        ({"start_timeout": 10**400}, f"start_timeout={10**400} is not a time."),
+    ],
+    ids=["backend", "device", "no device", "launch", "node", "long", "longer"],
+)
+def test_arguments_of_another_type_are_told(how: dict[str, Any], said: str) -> None:
+    """Nothing is passed on to fail somewhere else."""
+    with pytest.raises(gpumap.SessionError) as caught, gpumap.session(**how):
+        pass
+    assert caught.value.happened == said
+
+
+def test_a_rehearsed_machine_must_have_the_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """device="xpu" is not a DGX A100's."""
+    monkeypatch.setenv("GPUMAP_REHEARSAL", "dgx-a100")
+    with (
+        pytest.raises(gpumap.DeviceError, match="device='xpu' was asked for"),
+        gpumap.session(device="xpu"),
+    ):
+        pass

@@ -2,8 +2,10 @@
 
 import json
 import re
+import signal
 import socket
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -170,3 +172,62 @@ def test_a_port_of_another_program_is_told() -> None:
         assert line == f"port {port} on 127.0.0.1 belongs to another program."
     for rank in ended:
         assert float(re.findall(r"after (\S+) s", rank.out)[0]) < 10
+
+
+def test_a_rank_that_is_interrupted_while_it_waits_withdraws() -> None:
+    """It was counted already; the others hear that it will not come."""
+    port = free_port()
+    waiting = [start("timed", rank_environment(rank, 3, port)) for rank in (0, 1)]
+    time.sleep(6)
+    waiting[1].send_signal(signal.SIGINT)
+    late = start("timed", rank_environment(2, 3, port))
+    zero, one, two = finish([*waiting, late])
+    assert "KeyboardInterrupt" in one.out
+    for rank in (zero, two):
+        assert rank.code == 1
+        assert re.search(r"RollCallError: rank 1 .* cannot start: Keyboard", rank.out)
+
+
+def test_one_mask_for_two_processes_says_what_fits() -> None:
+    """CUDA_VISIBLE_DEVICES=2 and two processes: one command, or a wider mask."""
+    every = {**REHEARSAL, "CUDA_VISIBLE_DEVICES": "2"}
+    ended = run("train", every=every)
+    assert said(ended)[0].startswith("rank 0 and rank 1 are both on one device")
+    for rank in ended:
+        assert "start as many on a node (torchrun --nproc-per-node 1)" in rank.out
+
+
+def test_devices_without_a_uuid_are_told_apart_too(tmp_path: Path) -> None:
+    """By bus ID or physical number."""
+    node = json.loads(gpumap.machine("rtx3090x4").model_dump_json())
+    for device in node["devices"]:
+        device["uuid"] = None
+    path = tmp_path / "nameless.json"
+    path.write_text(json.dumps(node))
+    every = {"GPUMAP_REHEARSAL": str(path), "CUDA_VISIBLE_DEVICES": "1"}
+    assert said(run("train", every=every))[0] == (
+        "rank 0 and rank 1 are both on one device, 00000000:82:00.0 of node 0."
+    )
+
+
+def test_nodes_that_the_launcher_does_not_number_are_still_two() -> None:
+    """One process on each of two pretended nodes, as mpirun starts them."""
+    every = {**REHEARSAL, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    ended = run("train", every=every)
+    assert [rank.code for rank in ended] == [0, 0], ended
+
+
+def test_what_only_one_rank_is_told_to_log_is_no_other_job() -> None:
+    """NCCL_DEBUG=INFO on rank 0 alone is everyday work."""
+    ended = run("train", each={0: {"NCCL_DEBUG": "INFO", "X_LOG_LEVEL": "debug"}})
+    assert [rank.code for rank in ended] == [0, 0], ended
+
+
+def test_an_odd_environment_and_argument_do_not_stop_a_job() -> None:
+    """Hundreds of long names, as Kubernetes sets them, and text that is no Unicode."""
+    names = [
+        f"SERVICE_{n}_WITH_A_NAME_THAT_IS_MUCH_LONGER_THAN_MOST" for n in range(400)
+    ]
+    every = {**dict.fromkeys(names, "tcp://10.0.0.1:80"), "ODD": "caf\udce9"}
+    ended = run("train", every=every)
+    assert [rank.code for rank in ended] == [0, 0], ended

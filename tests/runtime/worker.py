@@ -18,6 +18,12 @@ RANK = int(os.environ.get("RANK", "0"))
 START = float(os.environ.get("START_TIMEOUT", "30"))
 
 
+def say(*parts: object) -> None:
+    """Write one line at once, so that two ranks' lines do not run into each other."""
+    sys.stdout.write(" ".join(map(str, parts)) + "\n")
+    sys.stdout.flush()
+
+
 def model() -> nn.Module:
     torch.manual_seed(RANK)
     return nn.Linear(2, 1)
@@ -39,12 +45,12 @@ def train() -> None:
         step(m)
         s = gpumap.current()
         grad = m.module.weight.grad
-        print(
+        say(
             f"rank={s.rank} world={s.world_size} device={s.device} "
             f"mapped={s.placement.device.kind}:{s.placement.device.index} "
             f"grad={grad.tolist()}"
         )
-    print("initialized =", dist.is_initialized())
+    say("initialized =", dist.is_initialized())
 
 
 def explicit() -> None:
@@ -52,20 +58,20 @@ def explicit() -> None:
     gpus = [int(x) for x in os.environ["GPUS"].split(",")]
     with ddp(gpus=gpus) as m:
         step(m)
-        print("mapped", gpumap.current().placement.device)
+        say("mapped", gpumap.current().placement.device)
 
 
 def modulo() -> None:
     with ddp(strategy="modulo") as m:
         step(m)
-        print("mapped", gpumap.current().placement.device)
+        say("mapped", gpumap.current().placement.device)
 
 
 def shared() -> None:
     """Two ranks on one device, as gloo can."""
     with ddp(strategy="modulo", oversubscribe=True, backend="gloo") as m:
         step(m)
-        print("mapped", gpumap.current().placement.device)
+        say("mapped", gpumap.current().placement.device)
 
 
 def body_fails() -> None:
@@ -78,8 +84,8 @@ def body_fails() -> None:
             for _ in range(1000):
                 step(m)
     except Exception as error:
-        print("args", error.args)
-        print("notes", getattr(error, "__notes__", []))
+        say("args", error.args)
+        say("notes", getattr(error, "__notes__", []))
         raise
 
 
@@ -101,7 +107,7 @@ def forty() -> None:
             dist.all_reduce(x)
             assert x.item() == 2 * n
             step(m)
-    print("sessions ok")
+    say("sessions ok")
 
 
 def job() -> None:
@@ -109,7 +115,7 @@ def job() -> None:
     with ddp() as _:
         x = torch.tensor([1.0 if os.environ["JOB"] == "A" else 100.0])
         dist.all_reduce(x)
-        print("sum", x.item())
+        say("sum", x.item())
 
 
 def own_group() -> None:
@@ -119,11 +125,11 @@ def own_group() -> None:
     for _ in range(2):
         with ddp() as m:
             step(m)
-            print("rank", gpumap.current().rank)
+            say("rank", gpumap.current().rank)
     assert dist.group.WORLD is group
     dist.barrier()
     dist.destroy_process_group()
-    print("left standing")
+    say("left standing")
 
 
 def buffers() -> None:
@@ -133,10 +139,10 @@ def buffers() -> None:
     norm.running_mean.fill_(float(RANK))
     net = nn.Sequential(nn.Linear(2, 2), norm)
     with gpumap.ddp_session(net, start_timeout=START) as m:
-        print("mean at start", norm.running_mean.tolist())
+        say("mean at start", norm.running_mean.tolist())
         m.eval()
         m(torch.ones(3, 2))
-    print("names", sorted(dict(net.named_buffers())))
+    say("names", sorted(dict(net.named_buffers())))
 
 
 def unused() -> None:
@@ -153,7 +159,7 @@ def unused() -> None:
     ) as m:
         for _ in range(3):
             step(m)
-        print("unused ok", m.find_unused_parameters)
+        say("unused ok", m.find_unused_parameters)
 
 
 def no_sync() -> None:
@@ -161,10 +167,10 @@ def no_sync() -> None:
     with ddp() as m:
         with m.no_sync():
             step(m)
-        print("own", m.module.weight.grad.tolist())
+        say("own", m.module.weight.grad.tolist())
         m.zero_grad()
         step(m)
-        print("mean", m.module.weight.grad.tolist())
+        say("mean", m.module.weight.grad.tolist())
 
 
 def after() -> None:
@@ -172,11 +178,11 @@ def after() -> None:
     with ddp() as m:
         step(m)
     assert sys.excepthook is hook
-    print("module", m.module(torch.ones(1, 2)).shape)
+    say("module", m.module(torch.ones(1, 2)).shape)
     try:
         m(torch.ones(1, 2))
     except gpumap.SessionError as error:
-        print("said", error)
+        say("said", error)
 
 
 def session_only() -> None:
@@ -185,7 +191,7 @@ def session_only() -> None:
         dist.all_reduce(x)
         s.store.set(f"hello/{s.rank}", str(s.rank))
         s.store.wait(["hello/0", "hello/1"])
-        print("sum", x.item(), "device", s.device)
+        say("sum", x.item(), "device", s.device)
 
 
 def frozen() -> None:
@@ -205,15 +211,15 @@ def alone() -> None:
     """One process by itself: wrapped, without a socket."""
     with ddp() as m:
         step(m)
-        print("world", gpumap.current().world_size, type(m).__name__)
-        print("listens", listens())
+        say("world", gpumap.current().world_size, type(m).__name__)
+        say("listens", listens())
 
 
 def listening() -> None:
     """Print the TCP addresses that this process listens on, loopback or not."""
     with ddp() as m:
         step(m)
-        print("listens", listens())
+        say("listens", listens())
 
 
 def nothing_left() -> None:
@@ -224,7 +230,11 @@ def nothing_left() -> None:
     before = threads(), sockets()
     with ddp() as m:
         step(m)
-    print(
+    for _ in range(50):
+        # A thread that was told to end may take a moment.
+        if threads() > before[0]:
+            time.sleep(0.1)
+    say(
         f"threads +{threads() - before[0]} sockets +{sockets() - before[1]} "
         f"hook back {sys.excepthook is hook}"
     )
@@ -296,7 +306,7 @@ def per_node() -> None:
     """A list of devices for each node."""
     with ddp(gpus={0: [1], 1: [3]}) as m:
         step(m)
-        print("mapped", gpumap.current().placement.device)
+        say("mapped", gpumap.current().placement.device)
 
 
 def shared_nccl() -> None:
@@ -311,7 +321,7 @@ def timed() -> None:
     try:
         train()
     finally:
-        print(f"after {time.monotonic() - began:.2f} s")
+        say(f"after {time.monotonic() - began:.2f} s")
 
 
 def terms() -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from typing import cast
 
 from gpumap.detect import slurm
 from gpumap.detect.environment import Environment
@@ -149,20 +150,24 @@ def hosts_of_sagemaker(fields: Fields, env: Environment) -> None:
     Raises:
         LaunchError: SM_HOSTS is no list of hosts with this one in it.
     """
-    current = env.text("SM_CURRENT_HOST")
+    current = env.text("SM_CURRENT_HOST") or ""
     try:
-        hosts = json.loads(env.text("SM_HOSTS") or "")
-        rank = hosts.index(current)
-    except (ValueError, AttributeError, RecursionError):
+        found = json.loads(env.text("SM_HOSTS") or "")
+    except (ValueError, RecursionError):
+        found = None
+    listed = cast("list[object]", found) if isinstance(found, list) else []
+    hosts = [str(host) for host in listed]
+    if current not in hosts:
         raise LaunchError(
             "SM_HOSTS does not list this host.",
             f"{env.seen(['SM_HOSTS', 'SM_CURRENT_HOST'])}.",
             "SageMaker sets both; unset what was changed, or set RANK and WORLD_SIZE.",
             ("SM_HOSTS", "SM_CURRENT_HOST"),
-        ) from None
+        )
+    rank = hosts.index(current)
     fields |= {"rank": rank, "world_size": len(hosts), "local_rank": 0}
     fields |= {"local_world_size": 1, "node_rank": rank, "num_nodes": len(hosts)}
-    fields["master_addr"] = fields["master_addr"] or str(hosts[0])
+    fields["master_addr"] = fields["master_addr"] or hosts[0]
     fields["master_port"] = fields["master_port"] or 7777
 
 

@@ -72,7 +72,7 @@ def rehearsed_node(wanted: str, launch: Launch, environ: Mapping[str, str]) -> N
 def _from_file(path: Path) -> Node | list[Node]:
     try:
         found = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DeviceError(
             f"{path} does not describe a machine.",
             str(error),

@@ -55,7 +55,8 @@ def complete(fields: dict[str, object], env: Environment) -> None:
         LaunchError: The step's counts do not fit its tasks.
     """
     job, step = env.text("SLURM_JOB_ID"), env.number("SLURM_STEP_ID")
-    fields["job_id"] = fields.get("job_id") or f"{job}.{step}"
+    if fields.get("job_id") is None and job is not None:
+        fields["job_id"] = f"{job}.{step}"
     node_rank, counts = fields["node_rank"], _counts(env)
     if counts is not None and isinstance(node_rank, int):
         if node_rank >= len(counts):

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 from gpumap.errors import DeviceError, PlacementError
 from gpumap.mapping.devices import Device, Node
@@ -13,9 +13,17 @@ __all__ = ["Choice", "Gpus", "Scores", "Strategy", "StrategyName"]
 
 StrategyName = Literal["local_rank", "explicit", "modulo", "scored", "linked"]
 Strategy = StrategyName | Callable[[Launch, Node], Device | DeviceRef]
-Gpus = Sequence[DeviceRef] | Mapping[str | int, Sequence[DeviceRef]]
+# A mapping is invariant in its keys: each kind is named, so that a checker takes it.
+Gpus = (
+    Sequence[DeviceRef]
+    | Mapping[str, Sequence[DeviceRef]]
+    | Mapping[int, Sequence[DeviceRef]]
+    | Mapping[str | int, Sequence[DeviceRef]]
+)
 Scores = (
     Mapping[DeviceRef, float]
+    | Mapping[str, float]
+    | Mapping[int, float]
     | Literal["memory", "multiprocessors"]
     | Callable[[Device], float]
 )
@@ -90,23 +98,23 @@ class Choice:
             DeviceError: gpus is not a list.
         """
         gpus = self.gpus
-        if isinstance(self.gpus, Mapping):
+        if isinstance(gpus, Mapping) and gpus:
+            lists = cast("Mapping[str | int, Sequence[DeviceRef]]", gpus)
             keys = (node.hostname, node.hostname.partition(".")[0], node_rank)
-            found = [
-                self.gpus[key] for key in keys if key is not None and key in self.gpus
-            ]
+            found = [lists[key] for key in keys if key is not None and key in lists]
             if not found:
                 raise PlacementError(
                     f"gpus has no list for node {node.hostname} "
                     f"(node_rank {node_rank}).",
-                    f"It has lists for {', '.join(map(repr, self.gpus))}.",
+                    f"It has lists for {', '.join(map(repr, lists))}.",
                     f"Add gpus[{node.hostname!r}] or gpus[{node_rank}].",
                 )
             gpus = found[0]
         if gpus is None:
             return None
         if isinstance(gpus, str | bytes) or not isinstance(gpus, Sequence):
-            write = [gpus] if isinstance(gpus, int) else [2, 3]
+            number = isinstance(gpus, int) and not isinstance(gpus, bool)
+            write = [gpus] if number else [2, 3]
             raise DeviceError(
                 f"gpus={gpus!r} is not a list of devices.",
                 f"It is a {type(gpus).__name__}.",

@@ -96,14 +96,36 @@ class Launch(Value):
                     f"{self.launcher}: {size}={count}, world_size={self.world_size}.",
                     "world_size counts the processes of all nodes together.",
                 )
-        if self.node_ranks is not None and self.rank not in self.node_ranks:
-            raise LaunchError(
-                f"rank {self.rank} is not among the ranks of its own node.",
-                f"{self.launcher}: node_ranks={self.node_ranks}.",
-                "List the ranks of this node, in the order of their local ranks.",
-            )
+        self._fits_its_node()
         self._has_a_possible_address()
         return self
+
+    def _fits_its_node(self) -> None:
+        here, nodes, size = self.local_world_size, self.num_nodes, self.world_size
+        if (
+            here is not None
+            and nodes is not None
+            and (here + nodes - 1 > size or (nodes == 1 and here != size))
+        ):
+            raise LaunchError(
+                f"{here} processes on this one of {nodes} nodes do not make {size}.",
+                f"{self.launcher}: local_world_size={here}, num_nodes={nodes}, "
+                f"world_size={size}.",
+                "Every node runs at least one process; all of them make world_size.",
+            )
+        ranks = self.node_ranks
+        if ranks is not None and (
+            self.rank not in ranks
+            or len(set(ranks)) < len(ranks)
+            or max(ranks) >= size
+            or here not in (None, len(ranks))
+        ):
+            raise LaunchError(
+                f"these are not the ranks of a node with rank {self.rank} on it.",
+                f"{self.launcher}: node_ranks={ranks}, world_size={size}, "
+                f"local_world_size={here}.",
+                "List the ranks of this node once, in the order of their local ranks.",
+            )
 
     def _has_a_possible_address(self) -> None:
         if self.master_port is not None and not 0 < self.master_port < 65536:  # noqa: PLR2004 - TCP's own limits

@@ -1,6 +1,6 @@
 """Who trains where in a whole cluster, before anything is started."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from gpumap.errors import LaunchError
@@ -19,6 +19,8 @@ from gpumap.mapping.strategies import by_rank, pick, pool_of
 
 __all__ = ["Plan", "as_table", "plan"]
 
+_Key = tuple[int, int, str | None]
+
 
 @dataclass(frozen=True)
 class Plan(Sequence[Placement]):
@@ -30,8 +32,8 @@ class Plan(Sequence[Placement]):
     nodes: Sequence[Node]
     layout: RankLayout
     choice: Choice
-    _pools: dict[tuple[int, int, int], tuple[Device, ...]] = field(
-        default_factory=dict[tuple[int, int, int], tuple[Device, ...]],
+    _pools: dict[_Key, tuple[Node, tuple[Device, ...]]] = field(
+        default_factory=dict["_Key", tuple[Node, tuple[Device, ...]]],
         repr=False,
         compare=False,
     )
@@ -87,16 +89,18 @@ class Plan(Sequence[Placement]):
     def explain(self) -> str:
         """Return a table with a line for each rank, and one for each conflict."""
         conflicts = (f"conflict: {conflict}" for conflict in self.conflicts())
-        hosts = [node.hostname for node in self.nodes]
-        return "\n".join([as_table(self, hosts), *conflicts])
+        table = as_table(self, lambda node_rank: self.nodes[node_rank].hostname)
+        return "\n".join([table, *conflicts])
 
     def _pool(self, node_rank: int) -> tuple[Device, ...]:
         node, size = self.nodes[node_rank], self.layout.local_world_sizes[node_rank]
-        key = (id(node), size, id(self.choice.listed(node, node_rank)))
+        listed = self.choice.listed(node, node_rank)
+        key = (id(node), size, None if listed is None else str(listed))
         if key not in self._pools:
             rank = self.layout.rank(node_rank=node_rank, local_rank=0)
-            self._pools[key] = pool_of(self.choice, self._launch(rank), node)
-        return self._pools[key]
+            # With its node, so that the node's id stays its own.
+            self._pools[key] = node, pool_of(self.choice, self._launch(rank), node)
+        return self._pools[key][1]
 
     def _launch(self, rank: int) -> Launch:
         node_rank, local_rank = self.layout.locate(rank)
@@ -141,8 +145,8 @@ def plan(
     return Plan(nodes, RankLayout(local_world_sizes, distribution), choice)
 
 
-def as_table(placements: Iterable[Placement], hostnames: Sequence[str]) -> str:
-    """Return placements as text, a line each; hostnames are by node_rank."""
+def as_table(placements: Iterable[Placement], hostname: Callable[[int], str]) -> str:
+    """Return placements as text, a line each; hostname names a node_rank's host."""
     rows = [("rank", "node", "host", "local_rank", "device", "name", "why")]
     for placement in placements:
         launch, device = placement.launch, placement.device
@@ -150,7 +154,7 @@ def as_table(placements: Iterable[Placement], hostnames: Sequence[str]) -> str:
             (
                 str(launch.rank),
                 str(launch.node_rank or 0),
-                hostnames[launch.node_rank or 0],
+                hostname(launch.node_rank or 0),
                 str(launch.local_rank),
                 str(device),
                 device.name or "",

@@ -58,9 +58,17 @@ def _found(
 
 
 def _named(
-    scores: Mapping[DeviceRef, float], pool: tuple[Device, ...], node: Node
+    scores: Mapping[DeviceRef, float] | Mapping[str, float] | Mapping[int, float],
+    pool: tuple[Device, ...],
+    node: Node,
 ) -> dict[int, float | None]:
     indices = [device.index for device in resolve_all(scores, node)]
+    if len(set(indices)) < len(indices):
+        raise PlacementError(
+            "a device has two scores.",
+            f"scores={scores!r} names {len(set(indices))} devices.",
+            "Name each device once, by index or by UUID.",
+        )
     named = dict(zip(indices, scores.values(), strict=True))
     return {device.index: named.get(device.index) for device in pool}
 

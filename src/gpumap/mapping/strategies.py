@@ -113,9 +113,19 @@ def pick(
     Raises:
         LaunchError: The strategy counts by local_rank, which the launcher does not say.
         DeviceError: The user's function returned no visible device.
+        PlacementError: It returned a device that is not in the pool.
     """
     if not isinstance(choice.strategy, str):
-        return _from_function(choice, launch, node)
+        device = _from_function(choice, launch, node)
+        if device.index not in [allowed.index for allowed in pool]:
+            raise PlacementError(
+                f'strategy "{choice.name}" gave {device} for rank {launch.rank}, which '
+                "is not in gpus.",
+                f"The pool on {node.hostname} is {', '.join(map(str, pool))}.",
+                "Return one of these, or add it to gpus=[…].",
+                (launch.rank,),
+            )
+        return device
     if STRATEGIES[choice.strategy].place == "rank":
         return pool[launch.rank % len(pool)]
     return pool[0 if launch.devices_bound else _local_rank(launch)]
@@ -169,7 +179,7 @@ def _from_function(choice: Choice, launch: Launch, node: Node) -> Device:
             f"rank {launch.rank} (node_rank {launch.node_rank}, "
             f"local_rank {launch.local_rank})"
         )
-        hint = error.hint
+        hint = "Return an index, a UUID or a PCI bus ID of a device listed."
         if isinstance(answer, int) and answer >= len(node.devices):
             hint = (
                 "A device index counts on its own node: it contains neither node_rank "

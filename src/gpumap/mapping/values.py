@@ -34,7 +34,8 @@ class Value(BaseModel):
             return handler(data)
         except ValidationError as error:
             problems = [
-                f"{'.'.join(map(str, e['loc']))}: {e['msg']} (got {short(e['input'])})"
+                f"{'.'.join(map(str, e['loc'])) or 'all of it'}: {e['msg']} "
+                f"(got {short(e['input'])})"
                 for e in error.errors()
             ]
             raise cls.raises(

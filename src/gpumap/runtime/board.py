@@ -12,7 +12,7 @@ import torch.distributed as dist
 from gpumap.errors import RollCallError
 from gpumap.mapping.values import Value
 
-__all__ = ["Board", "StoreLostError", "bounded"]
+__all__ = ["Board", "StoreLostError", "bounded", "described"]
 
 T = TypeVar("T")
 V = TypeVar("V", bound=Value)
@@ -25,6 +25,19 @@ _MOST_PATIENCE = 20.0
 
 class StoreLostError(Exception):
     """The store does not answer: who hosts it has gone, or stands still."""
+
+
+def described(error: BaseException) -> str:
+    """Return an error as one short text that can be written to a store.
+
+    A user's error may hold file names that are no Unicode, or fail at being printed.
+    """
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - whatever the user's __str__ raises
+        text = "(its text cannot be printed)"
+    named = f"{type(error).__name__}: {text}"[:1000]
+    return named.encode(errors="backslashreplace").decode()
 
 
 def bounded(call: Callable[[], T], seconds: float, what: str) -> T:
@@ -66,6 +79,11 @@ class Board:
         self._store = store
         self._patience = min(patience, _MOST_PATIENCE)
         self._lost: StoreLostError | None = None
+
+    def again(self) -> "Board":
+        """Return a board on a connection of its own, where this torch can make one."""
+        clone = getattr(self._store, "clone", None)
+        return Board(self._store if clone is None else clone(), self._patience)
 
     def claim(self, key: str, value: V) -> V:
         """Write a key that nobody has written yet; return who holds it now."""

@@ -138,19 +138,17 @@ def _wrap(
     )
 
 
-class _Over:
-    """Stands for forward once the session is over; a class, so that it pickles."""
-
-    def __call__(self, *_: object, **__: object) -> NoReturn:
-        raise SessionError(
-            "the session is over, and with it the wrapped model.",
-            "Its process group was destroyed when the block was left.",
-            "Use m.module, the trained model itself.",
-        )
+def _over(*_: object, **__: object) -> NoReturn:
+    """Stand for forward once the session is over."""
+    raise SessionError(
+        "the session is over, and with it the wrapped model.",
+        "Its process group was destroyed when the block was left.",
+        "Use m.module, the trained model itself.",
+    )
 
 
 def _let_go(wrapped: DistributedDataParallel) -> None:
     """Drop what keeps the group's threads alive: they abort a dying interpreter."""
     for name in ("reducer", "logger", "process_group"):
         setattr(wrapped, name, None)
-    wrapped.forward = _Over()  # type: ignore[method-assign]
+    wrapped.forward = _over  # type: ignore[method-assign]

@@ -4,7 +4,7 @@ import logging
 
 from gpumap.errors import RollCallError, SessionError
 from gpumap.mapping.values import Value
-from gpumap.runtime.board import Board, StoreLostError
+from gpumap.runtime.board import Board, StoreLostError, described
 from gpumap.runtime.rollcall import Member
 
 __all__ = ["Fault", "explain", "part", "stay_for_others"]
@@ -74,14 +74,15 @@ def explain(error: BaseException, board: Board, me: Member, world_size: int) -> 
     why their connection closed.
     """
     error.add_note(f"gpumap: raised on {me} of {world_size}, {me.device}")
-    text = f"{type(error).__name__}: {error}"[:1000]
+    text = described(error)
     try:
         first = board.claim("fault", Fault(member=me, error=text))
         board.claim("end", _End(fault=first))
     except (StoreLostError, RollCallError) as failure:
         error.add_note(f"gpumap: rank 0's store does not answer: {failure}")
         return
-    if first.member != me and str(first) not in str(error):
+    known = isinstance(error, SessionError) and str(first) in str(error)
+    if first.member != me and not known:
         error.add_note(f"gpumap: {first}")
 
 

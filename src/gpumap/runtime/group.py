@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from gpumap.mapping.launch import Launch
 from gpumap.runtime.preparation import Asked, Prepared
+from gpumap.runtime.tcp import LOOPBACK
 
 __all__ = ["ProcessGroup"]
 
@@ -86,7 +87,8 @@ def _gloo_on_loopback(launch: Launch) -> Generator[None, None, None]:
     """
     variable = "GLOO_SOCKET_IFNAME"
     names = {name for _, name in socket.if_nameindex()} & {"lo", "lo0"}
-    if not launch.one_node or not names or os.environ.get(variable):
+    here = launch.one_node or launch.master_addr in LOOPBACK
+    if not here or not names or os.environ.get(variable):
         yield
         return
     os.environ[variable] = names.pop()

@@ -16,9 +16,11 @@ __all__ = ["Origin", "difference", "origin_of"]
 # What a launcher or a shell sets for each process, and what is nobody's business.
 _NOT_COMPARED = re.compile(
     r"RANK|VISIBLE_DEVICES|AFFINITY|MASK|^(_|PWD|OLDPWD|SHLVL|TMP|TEMP|TMPDIR)$"
+    r"|DEBUG|LOG|TRACE|^(NCCL|GLOO|TORCH|CUDA|PYTHON|OMP|KMP|MKL|COVERAGE)"
     r"|KEY|TOKEN|SECRET|PASS|CREDENTIAL"
 )
-_MOST_VARIABLES = 400
+# So that all of them fit into one short value.
+_MOST_VARIABLES, _LONGEST_NAME = 300, 48
 
 
 class Origin(Value):
@@ -56,7 +58,11 @@ def origin_of(launch: Launch) -> Origin:
     """Return where this process comes from."""
     parent = multiprocessing.parent_process()
     environ = _first_environment()
-    names = sorted(name for name in environ if not _NOT_COMPARED.search(name))
+    names = sorted(
+        name
+        for name in environ
+        if len(name) <= _LONGEST_NAME and not _NOT_COMPARED.search(name)
+    )
     return Origin(
         rank=launch.rank,
         hostname=socket.gethostname(),
@@ -64,7 +70,9 @@ def origin_of(launch: Launch) -> Origin:
         job_id=launch.job_id,
         spawner=None if parent is None else parent.pid,
         parent=os.getppid(),
-        script=Path(sys.argv[0]).name if sys.argv else "",
+        script=Path(sys.argv[0]).name.encode(errors="replace").decode()[:200]
+        if sys.argv
+        else "",
         arguments=_digest(" ".join(sys.argv)),
         environment={n: _digest(environ[n])[:4] for n in names[:_MOST_VARIABLES]},
     )
@@ -110,4 +118,6 @@ def _unlike(what: str, a: object, b: object) -> str | None:
 
 
 def _digest(text: str) -> str:
-    return hashlib.sha256(re.sub(r"\d+", "#", text).encode()).hexdigest()[:16]
+    return hashlib.sha256(
+        re.sub(r"\d+", "#", text).encode(errors="replace")
+    ).hexdigest()[:16]

@@ -1,7 +1,6 @@
 """What a session needs to know before it meets the others: all this rank's own."""
 
 import logging
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -28,6 +27,8 @@ __all__ = ["Asked", "Prepared", "launch_of_group", "prepare"]
 
 log = logging.getLogger("gpumap")
 
+# Three years; longer waits overflow what threads can be told.
+_MOST_SECONDS = 1e8
 # Backends that give each device to one rank, and fail or hang otherwise.
 _ONE_RANK_A_DEVICE = ("nccl", "xccl", "hccl")
 
@@ -57,6 +58,30 @@ class Asked:
         _seconds("start_timeout", self.start_timeout)
         if self.timeout is not None:
             _seconds("timeout", self.timeout)
+
+    def check_types(self) -> None:
+        """Check what a type checker would have found.
+
+        Raises:
+            SessionError: An argument is of another type than its own.
+        """
+        for name, kind in (
+            ("device", str),
+            ("backend", str),
+            ("launch", Launch),
+            ("node", Node),
+        ):
+            value = getattr(self, name)
+            optional = name != "device"
+            if not isinstance(value, kind) and not (optional and value is None):
+                raise SessionError(
+                    f"{name}={value!r} is a {type(value).__name__}.",
+                    "",
+                    f"Pass a {kind.__name__}"
+                    + (
+                        ", or leave it out." if optional else ': "auto", "cuda", "cpu".'
+                    ),
+                )
 
     @property
     def start_seconds(self) -> float:
@@ -160,7 +185,15 @@ def _node(asked: Asked, launch: Launch, rehearsal: str | None) -> Node:
     if asked.node is not None:
         return asked.node
     if rehearsal is not None and asked.device != "cpu":
-        return rehearsed_node(rehearsal, launch, asked.environ)
+        node = rehearsed_node(rehearsal, launch, asked.environ)
+        kinds = {device.kind for device in node.devices}
+        if asked.device != "auto" and kinds and asked.device not in kinds:
+            raise DeviceError(
+                f"device={asked.device!r} was asked for, and there is none.",
+                node.visible,
+                'Write device="auto", or rehearse a machine that has one.',
+            )
+        return node
     return detect_node(asked.device, asked.environ)
 
 
@@ -194,12 +227,12 @@ def _seconds(name: str, value: object) -> float:
     if (
         isinstance(seconds, bool)
         or not isinstance(seconds, int | float)
-        or not math.isfinite(seconds)
-        or seconds <= 0
+        or not 0 < seconds <= _MOST_SECONDS
     ):
         raise SessionError(
             f"{name}={value!r} is not a time.",
             "",
-            f"Write a positive number of seconds or a timedelta: {name}=300.0.",
+            f"Write a positive number of seconds, 10^8 at most, or a timedelta: "
+            f"{name}=300.0.",
         )
     return float(seconds)

@@ -15,7 +15,7 @@ import time
 
 from gpumap.errors import GpumapError, RollCallError
 from gpumap.mapping.values import Value
-from gpumap.runtime.board import Board
+from gpumap.runtime.board import Board, described
 
 __all__ = ["Member", "Stranger", "Terms", "answer", "roll_call"]
 
@@ -121,33 +121,30 @@ def answer(
     board: Board,
     rank: int,
     world_size: int,
-    error: Exception,
+    error: BaseException,
     seconds: float,
     *,
     hosted: bool,
 ) -> None:
     """Tell the others that this rank cannot start, so that nobody waits for it."""
-    happened = (
-        error.happened
-        if isinstance(error, GpumapError)
-        else f"{type(error).__name__}: {error}"[:1000]
-    )
-    seen, hint = (
-        (error.seen[:2000], error.hint[:2000])
-        if isinstance(error, GpumapError)
-        else ("", "")
-    )
+    happened, seen, hint = described(error), "", ""
+    if isinstance(error, GpumapError):
+        happened, seen, hint = error.happened, error.seen, error.hint
     board.claim(
         "verdict",
         _Verdict(
             happened=f"rank {rank} (pid {os.getpid()} on {socket.gethostname()}) "
-            f"cannot start: {happened[:2000]}",
-            seen=seen,
-            hint=hint,
+            f"cannot start: {_short(happened)}",
+            seen=_short(seen),
+            hint=_short(hint),
             ranks=(rank,),
         ),
     )
     _let_others_hear(board, world_size - 1, seconds, hosted=hosted)
+
+
+def _short(text: str) -> str:
+    return text[:2000].encode(errors="backslashreplace").decode()
 
 
 def _wrong(board: Board, me: Member, terms: Terms) -> _Verdict | None:
@@ -215,7 +212,9 @@ def _missing(
         f"come within {seconds:g} s.",
         seen=f"{world_size - len(missing)} of {world_size} ranks are there."
         + (f" One came and left as another job's. {stranger.seen}" if stranger else ""),
-        hint="See whether these processes were started, and what they say. "
+        hint="If it is of this job after all, set GPUMAP_JOB_ID alike on all ranks."
+        if stranger
+        else "See whether these processes were started, and what they say. "
         "start_timeout=… gives slow ones more time.",
         ranks=missing,
         absent=len(missing),

@@ -60,6 +60,9 @@ class Session:
 
 _open: list[Session | None] = []
 
+# How long a rank that cannot start looks for the others, to tell them.
+_ANSWER_SECONDS = 15.0
+
 
 @contextmanager
 def session(
@@ -125,6 +128,7 @@ def open_session(
         )
     _open.append(None)
     try:
+        asked.check_types()
         adopted = dist.is_initialized()
         launch = (
             launch_of_group(asked)
@@ -132,7 +136,7 @@ def open_session(
             else asked.launch or detect_launch(asked.environ)
         )
         prepared = _prepare_or_answer(asked, launch, check, adopted=adopted)
-        meeting = _meet(asked, launch, adopted=adopted)
+        meeting = _meet(launch, asked.start_seconds, asked, adopted=adopted)
         me = _member(prepared)
         _call_the_roll(asked, prepared, meeting, me)
         _log_start(prepared)
@@ -156,42 +160,69 @@ def _prepare_or_answer(
 
 
 def _answer(asked: Asked, launch: Launch, error: Exception, *, adopted: bool) -> None:
+    log.error("rank %d cannot start, and tells the others: %s", launch.rank, error)
+    seconds = min(asked.start_seconds, _ANSWER_SECONDS)
     try:
-        meeting = _meet(asked, launch, adopted=adopted)
+        meeting = _meet(launch, seconds, asked, adopted=adopted)
         answer(
             Board(meeting.store),
             launch.rank,
             launch.world_size,
             error,
-            asked.start_seconds,
+            seconds,
             hosted=meeting.hosted,
         )
     except Exception as failure:  # noqa: BLE001 - the error itself is what matters
         error.add_note(f"gpumap: the other ranks could not be told: {failure}")
 
 
-def _meet(asked: Asked, launch: Launch, *, adopted: bool) -> Meeting:
+def _meet(launch: Launch, seconds: float, asked: Asked, *, adopted: bool) -> Meeting:
     if adopted:
         return meet_in_group()
-    return meet(launch, asked.start_seconds, asked.environ)
+    return meet(launch, seconds, asked.environ)
 
 
 def _member(prepared: Prepared) -> Member:
-    launch, device = prepared.placement.launch, prepared.placement.device
-    identity = device.uuid
-    if identity is not None and prepared.rehearsal:
-        # One description may stand for several pretended nodes.
-        identity = f"{identity} of node {launch.node_rank or 0}"
+    launch = prepared.placement.launch
+    shared = prepared.choice.oversubscribe
+    command = launch.command(len(prepared.node.devices))
     return Member(
         rank=launch.rank,
         hostname=prepared.node.hostname,
         pid=os.getpid(),
-        device=str(device),
-        identity=None if prepared.choice.oversubscribe else identity,
-        hint=f'Strategy "{prepared.choice.name}" placed each by what its own process '
+        device=str(prepared.placement.device),
+        identity=None if shared else _identity(prepared),
+        hint=f"Each process sees {len(prepared.node.devices)} of its node's devices: "
+        f"start as many on a node ({command}), widen the mask, or give each process a "
+        "mask of its own."
+        if launch.devices_bound
+        else f'Strategy "{prepared.choice.name}" placed each by what its own process '
         "sees: give every process of a node the same *_VISIBLE_DEVICES and distinct "
         "local ranks, or each its own device.",
     )
+
+
+def _identity(prepared: Prepared) -> str | None:
+    """Return what tells a device from all others; None where nothing does."""
+    launch, device = prepared.placement.launch, prepared.placement.device
+    if device.kind == "cpu":
+        return None
+    number = device.index if device.physical_index is None else device.physical_index
+    own = device.uuid or device.pci_bus_id or f"{device.kind}:{number}"
+    if device.uuid and not prepared.rehearsal:
+        return own
+    if not prepared.rehearsal:
+        known = device.pci_bus_id or device.physical_index is not None
+        return (
+            None
+            if launch.devices_bound and not known
+            else (f"{own} of {prepared.node.hostname}")
+        )
+    # One description may stand for several pretended nodes.
+    node = launch.node_rank
+    if node is None and launch.local_world_size == 1:
+        return f"{own} of rank {launch.rank}'s node"
+    return f"{own} of node {0 if node is None else node}"
 
 
 def _call_the_roll(
@@ -203,8 +234,21 @@ def _call_the_roll(
         strategy=prepared.choice.name,
     )
     board = Board(meeting.store)
+    seconds, hosted = asked.start_seconds, meeting.hosted
     try:
-        roll_call(board, me, terms, asked.start_seconds, hosted=meeting.hosted)
+        roll_call(board, me, terms, seconds, hosted=hosted)
+    except (KeyboardInterrupt, SystemExit) as error:
+        # Counted already, and not coming: nobody should wait for this rank. The first
+        # connection may still be waiting for the verdict.
+        answer(
+            board.again(),
+            me.rank,
+            terms.world_size,
+            error,
+            _ANSWER_SECONDS,
+            hosted=hosted,
+        )
+        raise
     except StoreLostError as error:
         raise RollCallError(
             "rank 0, which hosts the store, went during the roll call.",
@@ -247,7 +291,7 @@ def _inside(
             prepared.placement.launch,
             prepared.node,
             prepared.placement,
-            meeting.store,
+            dist.PrefixStore("user", meeting.store),
         )
         _open[-1] = opened
         yield opened
