@@ -39,6 +39,12 @@ CASES: dict[str, tuple[str, list[tuple[int, int]], list[int], list[int]]] = {
         [0, 0, 1, 1],
         [0, 0, 1, 1],
     ),
+    "three nodes, the last with two GPUs": (
+        "-N3 -n3 --ntasks-per-node=1 -w n1,n2,n3",
+        [(0, 0), (1, 0), (2, 0)],
+        [0, 0, 0],
+        [0, 0, 0],
+    ),
     "a GPU for each task": (
         "-N1 -n3 -w n1 --gpus-per-task=1",
         [(0, 0), (0, 1), (0, 2)],
@@ -144,6 +150,24 @@ def test_torchrun_inside_srun(run: Run, slurm_conf: str) -> None:
     ranks = run([*SRUN, *options, *torchrun], SLURM_CONF=slurm_conf)
     assert {rank["launcher"] for rank in ranks} == {"torchrun"}
     assert places(ranks) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("options", "where", "store"),
+    [
+        ("-N2 -n3 -w n1,n2 -m plane=2", ["0 of 2", "0 of 2", "1 of 2"], "n1:"),
+        ("-n3 -m arbitrary -w n2,n1,n1", ["1 of 2", "0 of 2", "0 of 2"], "?:"),
+    ],
+    ids=["plane", "arbitrary"],
+)
+def test_other_distributions(
+    options: str, where: list[str], store: str, shown: Shown, slurm_conf: str
+) -> None:
+    """Under an arbitrary one rank 0 is not on the first node: no address is guessed."""
+    command = [*SRUN, *options.split(), sys.executable, "-m", "gpumap"]
+    lines = shown(command, SLURM_CONF=slurm_conf)
+    assert [line.split(", node ")[1].split(",")[0] for line in lines] == where
+    assert all(f", store {store}" in line for line in lines)
 
 
 def test_python_m_gpumap_shows_the_same(shown: Shown, slurm_conf: str) -> None:
