@@ -15,6 +15,7 @@ from gpumap.detect.cross_checks import (
     virtual_local_rank,
 )
 from gpumap.detect.environment import Environment
+from gpumap.detect.halves import incomplete, refuse_half_a_family
 from gpumap.detect.ports import port_of_name
 from gpumap.errors import LaunchError
 from gpumap.mapping.launch import Launch
@@ -201,9 +202,13 @@ LAUNCHERS = (
     ),
 )
 
-_TORCH_FAMILY = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-# What a lone rank can be called; "PMIX_RANK" comes from prterun, which tells no size.
-_RANKS = {row.numbers["rank"][0]: row for row in LAUNCHERS if "rank" in row.numbers}
+
+# What goes with a rank that is set; a Slurm allocation's shell has one by itself.
+_RANKS = {
+    row.numbers["rank"][0]: row.marks
+    for row in LAUNCHERS
+    if "rank" in row.numbers and row.launcher != "Slurm"
+}
 
 
 def detect_launch(environ: Mapping[str, str] | None = None) -> Launch:
@@ -231,9 +236,9 @@ def detect_launch(environ: Mapping[str, str] | None = None) -> Launch:
             log.debug("launch: %s, from %s", row.launcher, env.seen())
             return launch
         if chosen is not None:
-            raise _incomplete(row, env)
+            raise _not_this_one(row, env)
     if chosen is None:
-        _refuse_half_a_family(env)
+        refuse_half_a_family(_RANKS, env)
         slurm.say_no_step(env)
     log.debug("launch: single process")
     return Launch(
@@ -261,6 +266,17 @@ def _named(launcher: str) -> tuple[_Row, ...]:
             ("GPUMAP_LAUNCHER",),
         )
     return rows
+
+
+def _not_this_one(row: _Row, env: Environment) -> LaunchError:
+    if not all(env.text(mark) is not None for mark in row.marks):
+        return incomplete(row.marks, env)
+    return LaunchError(
+        f"{row.launcher} did not start this process.",
+        f"{env.seen(row.marks)}.",
+        "Unset GPUMAP_LAUNCHER, or name another.",
+        ("GPUMAP_LAUNCHER",),
+    )
 
 
 def _read(row: _Row, env: Environment) -> Launch:
@@ -299,40 +315,3 @@ def _settle_what_is_certain(fields: dict[str, object]) -> None:
         certain(local_rank=0, local_world_size=1)
     if fields["local_world_size"] == fields["world_size"]:
         certain(node_rank=0, num_nodes=1)
-
-
-def _refuse_half_a_family(env: Environment) -> None:
-    present = env.present(_TORCH_FAMILY)
-    if present and not (present == ["WORLD_SIZE"] and env.number("WORLD_SIZE") == 1):
-        needed = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-        raise _half(present, tuple(n for n in needed if env.text(n) is None), env)
-    for name, row in _RANKS.items():
-        if row.launcher != "Slurm" and env.text(name) is not None:
-            raise _incomplete(row, env)
-    if env.text("PMIX_RANK") is not None:
-        raise _half(["PMIX_RANK"], ("RANK", "WORLD_SIZE", "LOCAL_RANK"), env)
-
-
-def _incomplete(row: _Row, env: Environment) -> LaunchError:
-    missing = tuple(mark for mark in row.marks if env.text(mark) is None)
-    if not missing:
-        return LaunchError(
-            f"{row.launcher} did not start this process.",
-            f"{env.seen(row.marks)}.",
-            "Unset GPUMAP_LAUNCHER, or name another.",
-            ("GPUMAP_LAUNCHER",),
-        )
-    return _half(env.present(row.marks), missing, env)
-
-
-def _half(present: list[str], missing: Names, env: Environment) -> LaunchError:
-    names = ", ".join(missing)
-    return LaunchError(
-        f"{' and '.join(present) or 'Nothing'} "
-        f"{'are' if len(present) > 1 else 'is'} set, and {names} "
-        f"{'are' if len(missing) > 1 else 'is'} not.",
-        f"{env.seen(present) or 'No variable of the family'}.",
-        f"Set {names} too; or, for a single process, unset {', '.join(present)}. "
-        "torchrun sets RANK, WORLD_SIZE and all that goes with them.",
-        missing,
-    )

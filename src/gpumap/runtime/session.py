@@ -1,7 +1,6 @@
 """A session: from the environment to a process group, and back to nothing."""
 
 import logging
-import os
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,17 +11,18 @@ import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
 
 from gpumap.detect.launchers import detect_launch
-from gpumap.errors import RollCallError, SessionError
+from gpumap.errors import SessionError
 from gpumap.mapping.choice import Gpus, Scores, Strategy
 from gpumap.mapping.devices import Node
 from gpumap.mapping.launch import Launch
 from gpumap.mapping.placement import Placement
-from gpumap.runtime.board import Board, StoreLostError
+from gpumap.runtime.board import Board
 from gpumap.runtime.ending import explain, part, stay_for_others
 from gpumap.runtime.group import ProcessGroup
-from gpumap.runtime.preparation import Asked, Prepared, launch_of_group, prepare
-from gpumap.runtime.rendezvous import Meeting, meet, meet_in_group
-from gpumap.runtime.rollcall import Member, Terms, answer, roll_call
+from gpumap.runtime.joining import join
+from gpumap.runtime.preparation import Asked, Prepared, launch_of_group
+from gpumap.runtime.rendezvous import Meeting
+from gpumap.runtime.rollcall import Member
 
 __all__ = ["Session", "current", "open_session", "session"]
 
@@ -59,9 +59,6 @@ class Session:
 
 
 _open: list[Session | None] = []
-
-# How long a rank that cannot start looks for the others, to tell them.
-_ANSWER_SECONDS = 15.0
 
 
 @contextmanager
@@ -135,127 +132,11 @@ def open_session(
             if adopted
             else asked.launch or detect_launch(asked.environ)
         )
-        prepared = _prepare_or_answer(asked, launch, check, adopted=adopted)
-        meeting = _meet(launch, asked.start_seconds, asked, adopted=adopted)
-        me = _member(prepared)
-        _call_the_roll(asked, prepared, meeting, me)
+        prepared, meeting, me = join(asked, launch, check, adopted=adopted)
         _log_start(prepared)
         yield from _inside(asked, prepared, meeting, me, adopted=adopted)
     finally:
         _open.clear()
-
-
-def _prepare_or_answer(
-    asked: Asked, launch: Launch, check: Callable[[Prepared], None], *, adopted: bool
-) -> Prepared:
-    """Prepare; if that fails, tell the others, so that they fail too, and at once."""
-    try:
-        prepared = prepare(asked, launch)
-        check(prepared)
-    except Exception as error:
-        if launch.world_size > 1:
-            _answer(asked, launch, error, adopted=adopted)
-        raise
-    return prepared
-
-
-def _answer(asked: Asked, launch: Launch, error: Exception, *, adopted: bool) -> None:
-    log.error("rank %d cannot start, and tells the others: %s", launch.rank, error)
-    seconds = min(asked.start_seconds, _ANSWER_SECONDS)
-    try:
-        meeting = _meet(launch, seconds, asked, adopted=adopted)
-        answer(
-            Board(meeting.store),
-            launch.rank,
-            launch.world_size,
-            error,
-            seconds,
-            hosted=meeting.hosted,
-        )
-    except Exception as failure:  # noqa: BLE001 - the error itself is what matters
-        error.add_note(f"gpumap: the other ranks could not be told: {failure}")
-
-
-def _meet(launch: Launch, seconds: float, asked: Asked, *, adopted: bool) -> Meeting:
-    if adopted:
-        return meet_in_group()
-    return meet(launch, seconds, asked.environ)
-
-
-def _member(prepared: Prepared) -> Member:
-    launch = prepared.placement.launch
-    shared = prepared.choice.oversubscribe
-    command = launch.command(len(prepared.node.devices))
-    return Member(
-        rank=launch.rank,
-        hostname=prepared.node.hostname,
-        pid=os.getpid(),
-        device=str(prepared.placement.device),
-        identity=None if shared else _identity(prepared),
-        hint=f"Each process sees {len(prepared.node.devices)} of its node's devices: "
-        f"start as many on a node ({command}), widen the mask, or give each process a "
-        "mask of its own."
-        if launch.devices_bound
-        else f'Strategy "{prepared.choice.name}" placed each by what its own process '
-        "sees: give every process of a node the same *_VISIBLE_DEVICES and distinct "
-        "local ranks, or each its own device.",
-    )
-
-
-def _identity(prepared: Prepared) -> str | None:
-    """Return what tells a device from all others; None where nothing does."""
-    launch, device = prepared.placement.launch, prepared.placement.device
-    if device.kind == "cpu":
-        return None
-    number = device.index if device.physical_index is None else device.physical_index
-    own = device.uuid or device.pci_bus_id or f"{device.kind}:{number}"
-    if device.uuid and not prepared.rehearsal:
-        return own
-    if not prepared.rehearsal:
-        known = device.pci_bus_id or device.physical_index is not None
-        return (
-            None
-            if launch.devices_bound and not known
-            else (f"{own} of {prepared.node.hostname}")
-        )
-    # One description may stand for several pretended nodes.
-    node = launch.node_rank
-    if node is None and launch.local_world_size == 1:
-        return f"{own} of rank {launch.rank}'s node"
-    return f"{own} of node {0 if node is None else node}"
-
-
-def _call_the_roll(
-    asked: Asked, prepared: Prepared, meeting: Meeting, me: Member
-) -> None:
-    terms = Terms(
-        world_size=prepared.placement.launch.world_size,
-        backend=prepared.backend,
-        strategy=prepared.choice.name,
-    )
-    board = Board(meeting.store)
-    seconds, hosted = asked.start_seconds, meeting.hosted
-    try:
-        roll_call(board, me, terms, seconds, hosted=hosted)
-    except (KeyboardInterrupt, SystemExit) as error:
-        # Counted already, and not coming: nobody should wait for this rank. The first
-        # connection may still be waiting for the verdict.
-        answer(
-            board.again(),
-            me.rank,
-            terms.world_size,
-            error,
-            _ANSWER_SECONDS,
-            hosted=hosted,
-        )
-        raise
-    except StoreLostError as error:
-        raise RollCallError(
-            "rank 0, which hosts the store, went during the roll call.",
-            f"{error}.",
-            "See what rank 0 says.",
-            (0,),
-        ) from None
 
 
 def _log_start(prepared: Prepared) -> None:

@@ -1,0 +1,143 @@
+"""How a rank joins the others: prepared alone, met on the store, called at the roll."""
+
+import logging
+import os
+from collections.abc import Callable
+
+from gpumap.errors import RollCallError
+from gpumap.mapping.launch import Launch
+from gpumap.runtime.board import Board, StoreLostError
+from gpumap.runtime.preparation import Asked, Prepared, prepare
+from gpumap.runtime.rendezvous import Meeting, meet, meet_in_group
+from gpumap.runtime.rollcall import Member, Terms, answer, roll_call
+
+__all__ = ["join"]
+
+log = logging.getLogger("gpumap")
+
+# How long a rank that cannot start looks for the others, to tell them.
+_ANSWER_SECONDS = 15.0
+
+
+def join(
+    asked: Asked, launch: Launch, check: Callable[[Prepared], None], *, adopted: bool
+) -> tuple[Prepared, Meeting, Member]:
+    """Return once all ranks are there and agree; check may refuse to start.
+
+    adopted says whether a process group exists already, whose store is used.
+    """
+    prepared = _prepare_or_answer(asked, launch, check, adopted=adopted)
+    meeting = _meet(launch, asked.start_seconds, asked, adopted=adopted)
+    me = _member(prepared)
+    _call_the_roll(asked, prepared, meeting, me)
+    return prepared, meeting, me
+
+
+def _prepare_or_answer(
+    asked: Asked, launch: Launch, check: Callable[[Prepared], None], *, adopted: bool
+) -> Prepared:
+    """Prepare; if that fails, tell the others, so that they fail too, and at once."""
+    try:
+        prepared = prepare(asked, launch)
+        check(prepared)
+    except Exception as error:
+        if launch.world_size > 1:
+            _answer(asked, launch, error, adopted=adopted)
+        raise
+    return prepared
+
+
+def _answer(asked: Asked, launch: Launch, error: Exception, *, adopted: bool) -> None:
+    log.error("rank %d cannot start, and tells the others: %s", launch.rank, error)
+    seconds = min(asked.start_seconds, _ANSWER_SECONDS)
+    try:
+        meeting = _meet(launch, seconds, asked, adopted=adopted)
+        answer(
+            Board(meeting.store),
+            launch.rank,
+            launch.world_size,
+            error,
+            seconds,
+            hosted=meeting.hosted,
+        )
+    except Exception as failure:  # noqa: BLE001 - the error itself is what matters
+        error.add_note(f"gpumap: the other ranks could not be told: {failure}")
+
+
+def _meet(launch: Launch, seconds: float, asked: Asked, *, adopted: bool) -> Meeting:
+    if adopted:
+        return meet_in_group()
+    return meet(launch, seconds, asked.environ)
+
+
+def _member(prepared: Prepared) -> Member:
+    launch = prepared.placement.launch
+    shared = prepared.choice.oversubscribe
+    command = launch.command(len(prepared.node.devices))
+    return Member(
+        rank=launch.rank,
+        hostname=prepared.node.hostname,
+        pid=os.getpid(),
+        device=str(prepared.placement.device),
+        identity=None if shared else _identity(prepared),
+        hint=f"Each process sees {len(prepared.node.devices)} of its node's devices: "
+        f"start as many on a node ({command}), widen the mask, or give each process a "
+        "mask of its own."
+        if launch.devices_bound
+        else f'Strategy "{prepared.choice.name}" placed each by what its own process '
+        "sees: give every process of a node the same *_VISIBLE_DEVICES and distinct "
+        "local ranks, or each its own device.",
+    )
+
+
+def _identity(prepared: Prepared) -> str | None:
+    """Return what tells a device from all others; None where nothing does."""
+    launch, device = prepared.placement.launch, prepared.placement.device
+    if device.kind == "cpu":
+        return None
+    number = device.index if device.physical_index is None else device.physical_index
+    own = device.uuid or device.pci_bus_id or f"{device.kind}:{number}"
+    if device.uuid and not prepared.rehearsal:
+        return own
+    if not prepared.rehearsal:
+        known = device.pci_bus_id or device.physical_index is not None
+        unknown = launch.devices_bound and not known
+        return None if unknown else f"{own} of {prepared.node.hostname}"
+    # One description may stand for several pretended nodes.
+    node = launch.node_rank
+    if node is None and launch.local_world_size == 1:
+        return f"{own} of rank {launch.rank}'s node"
+    return f"{own} of node {0 if node is None else node}"
+
+
+def _call_the_roll(
+    asked: Asked, prepared: Prepared, meeting: Meeting, me: Member
+) -> None:
+    terms = Terms(
+        world_size=prepared.placement.launch.world_size,
+        backend=prepared.backend,
+        strategy=prepared.choice.name,
+    )
+    board = Board(meeting.store)
+    seconds, hosted = asked.start_seconds, meeting.hosted
+    try:
+        roll_call(board, me, terms, seconds, hosted=hosted)
+    except (KeyboardInterrupt, SystemExit) as error:
+        # Counted already, and not coming: nobody should wait for this rank. The first
+        # connection may still be waiting for the verdict.
+        answer(
+            board.again(),
+            me.rank,
+            terms.world_size,
+            error,
+            _ANSWER_SECONDS,
+            hosted=hosted,
+        )
+        raise
+    except StoreLostError as error:
+        raise RollCallError(
+            "rank 0, which hosts the store, went during the roll call.",
+            f"{error}.",
+            "See what rank 0 says.",
+            (0,),
+        ) from None
