@@ -2,10 +2,8 @@
 
 import json
 import re
-import signal
 import socket
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -176,12 +174,7 @@ def test_a_port_of_another_program_is_told() -> None:
 
 def test_a_rank_that_is_interrupted_while_it_waits_withdraws() -> None:
     """It was counted already; the others hear that it will not come."""
-    port = free_port()
-    waiting = [start("timed", rank_environment(rank, 3, port)) for rank in (0, 1)]
-    time.sleep(6)
-    waiting[1].send_signal(signal.SIGINT)
-    late = start("timed", rank_environment(2, 3, port))
-    zero, one, two = finish([*waiting, late])
+    zero, one, two = run("interrupted", 3, delays={2: 8.0})
     assert "KeyboardInterrupt" in one.out
     for rank in (zero, two):
         assert rank.code == 1
@@ -228,6 +221,6 @@ def test_an_odd_environment_and_argument_do_not_stop_a_job() -> None:
     names = [
         f"SERVICE_{n}_WITH_A_NAME_THAT_IS_MUCH_LONGER_THAN_MOST" for n in range(400)
     ]
-    every = {**dict.fromkeys(names, "tcp://10.0.0.1:80"), "ODD": "caf\udce9"}
+    every = {**dict.fromkeys(names, "tcp://10.0.0.1:80"), "ODD": "x\udce9"}
     ended = run("train", every=every)
     assert [rank.code for rank in ended] == [0, 0], ended

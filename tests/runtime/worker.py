@@ -2,7 +2,9 @@
 
 import contextlib
 import os
+import signal
 import sys
+import threading
 import time
 import warnings
 from pathlib import Path
@@ -312,6 +314,22 @@ def per_node() -> None:
 def shared_nccl() -> None:
     """oversubscribe=True with the pretended device's own backend."""
     with ddp(strategy="modulo", oversubscribe=True):
+        pass
+
+
+def interrupted() -> None:
+    """Rank 1 is interrupted once it waits for the verdict."""
+
+    def interrupt() -> None:
+        while not any(
+            t.name == "gpumap: wait for verdict" for t in threading.enumerate()
+        ):
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    if RANK == 1:
+        threading.Thread(target=interrupt, daemon=True).start()
+    with ddp():
         pass
 
 
