@@ -172,9 +172,10 @@ def test_a_port_of_another_program_is_told() -> None:
         assert float(re.findall(r"after (\S+) s", rank.out)[0]) < 10
 
 
-def test_a_rank_that_is_interrupted_while_it_waits_withdraws() -> None:
+def test_a_rank_that_is_interrupted_while_it_waits_withdraws(tmp_path: Path) -> None:
     """It was counted already; the others hear that it will not come."""
-    zero, one, two = run("interrupted", 3, delays={2: 8.0})
+    every = {"FLAG": str(tmp_path / "flag")}
+    zero, one, two = run("interrupted", 3, every=every)
     assert "KeyboardInterrupt" in one.out
     for rank in (zero, two):
         assert rank.code == 1

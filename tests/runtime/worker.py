@@ -237,7 +237,7 @@ def nothing_left() -> None:
         if threads() > before[0]:
             time.sleep(0.1)
     say(
-        f"threads +{threads() - before[0]} sockets +{sockets() - before[1]} "
+        f"threads +{max(threads() - before[0], 0)} sockets +{sockets() - before[1]} "
         f"hook back {sys.excepthook is hook}"
     )
 
@@ -318,17 +318,20 @@ def shared_nccl() -> None:
 
 
 def interrupted() -> None:
-    """Rank 1 is interrupted once it waits for the verdict."""
+    """Rank 1 is interrupted once it waits for the verdict; rank 2 comes after that."""
+    flag = Path(os.environ["FLAG"])
 
     def interrupt() -> None:
-        while not any(
-            t.name == "gpumap: wait for verdict" for t in threading.enumerate()
-        ):
+        waits = "gpumap: wait for verdict"
+        while all(thread.name != waits for thread in threading.enumerate()):
             time.sleep(0.05)
         os.kill(os.getpid(), signal.SIGINT)
+        flag.touch()
 
     if RANK == 1:
         threading.Thread(target=interrupt, daemon=True).start()
+    while RANK == 2 and not flag.exists():
+        time.sleep(0.1)
     with ddp():
         pass
 
