@@ -320,6 +320,8 @@ def shared_nccl() -> None:
 def interrupted() -> None:
     """Rank 1 is interrupted once it waits for the verdict; rank 2 comes after that."""
     flag = Path(os.environ["FLAG"])
+    # A job in the background inherits that SIGINT is ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def interrupt() -> None:
         waits = "gpumap: wait for verdict"
