@@ -105,8 +105,10 @@ def stay_for_others(
             for rank in range(world_size)
             if not board.has(f"left/{rank}")
         ]
-    except StoreLostError:
-        log.debug("the store was gone before this rank left it")
+    except (StoreLostError, RollCallError) as failure:
+        log.debug(
+            "the store was gone, or written to, before this rank left: %s", failure
+        )
         return []
 
 
