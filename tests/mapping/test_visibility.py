@@ -1,50 +1,115 @@
-"""What CUDA_VISIBLE_DEVICES leaves visible."""
+"""What a process sees under the masks in its environment, case by case."""
+
+import json
+from pathlib import Path
 
 import pytest
-from nodes import node
 
-from gpumap.mapping.visibility import cuda_visible, mask_length, mask_ordinals
+from gpumap.errors import DeviceError
+from gpumap.mapping.devices import Device, Node
+from gpumap.mapping.visibility import doubt, mask_length, mask_ordinals, visible
 
-# What torch 2.13's torch.cuda._parse_visible_devices returned on a machine without a
-# GPU, cut at the four devices of this node as its _device_count_nvml does.
-TORCH = {
-    "2,3": [2, 3],
-    "3,2": [3, 2],
-    " 2 , 3 ": [2, 3],
-    "2,3,": [2, 3],
-    "": [],
-    "-1": [],
-    "none": [],
-    "all": [],
-    "0,0": [],
-    "0-3": [0],
-    "0;1": [0],
-    "[2,3]": [],
-    "1gpu2,2ampere": [1, 2],
-    "0,-1,1": [0],
-    "0,9,1": [0],
-    "3,1": [3, 1],
-    "GPU-a1,1": [1],
-    "1,GPU-a1": [1],
-    "GPU-a3,GPU-a0": [3, 0],
-    "GPU-a3,GPU-a3": [],
-    "GPU-zz,GPU-a0": [],
-    "GPU-a": [],
-    "MIG-x": [],
+TABLE = Path(__file__).parent.parent / "data/visibility_cases.tsv"
+CASES = [line.split("\t") for line in TABLE.read_text().splitlines()[1:]]
+# GPU 0 and GPU 1 are sliced, GPU 2 is whole, GPU 3 is sliced under an old driver.
+SLICES = {
+    "MIG-a1": ("GPU-aaaa", 0),
+    "MIG-a2": ("GPU-aaaa", 0),
+    "MIG-b1": ("GPU-bbbb", 1),
+    "GPU-cccc": (None, 2),
+    "MIG-GPU-dddd/13/0": ("GPU-dddd", 3),
 }
 
 
-@pytest.mark.parametrize(("mask", "expected"), TORCH.items())
-def test_masks_mean_what_torch_makes_of_them(mask: str, expected: list[int]) -> None:
-    """The rules of the CUDA programming guide, case by case."""
-    visible = cuda_visible(mask, node(4)).devices
-    assert [device.physical_index for device in visible] == expected
-    assert [device.index for device in visible] == list(range(len(expected)))
+def of_kind(kind: str, node: str) -> Node:
+    """Return the physical devices of a case: how many, or which."""
+    if node == "mig":
+        return Node(
+            hostname="n1",
+            devices=tuple(
+                Device(kind=kind, index=n, physical_index=at, uuid=uuid, mig=whole)
+                for n, (uuid, (whole, at)) in enumerate(SLICES.items())
+            ),
+        )
+    uuids = [f"GPU-{place:08}00000000" for place in range(64)]
+    if node == "uuid":
+        uuids = ["GPU-aaaa1111", "GPU-aaaa2222", "GPU-bbbb0000"]
+    return Node(
+        hostname="n1",
+        devices=tuple(
+            Device(
+                kind="cuda" if kind == "rocm" else kind,
+                rocm=kind == "rocm",
+                index=place,
+                physical_index=place,
+                uuid=uuids[place],
+            )
+            for place in range(len(uuids) if node == "uuid" else int(node))
+        ),
+    )
 
 
-def test_no_mask_hides_nothing() -> None:
-    """Unset and empty differ: empty hides all."""
-    assert len(cuda_visible(None, node(4)).devices) == 4
+@pytest.mark.parametrize(("kind", "node", "environ", "expected", "source"), CASES)
+def test_a_mask_leaves_what_its_vendor_says(
+    kind: str, node: str, environ: str, expected: str, source: str
+) -> None:
+    """In the vendor's order, counted anew; refused where the vendor or torch does."""
+    assert source
+    physical, variables = of_kind(kind, node), json.loads(environ)
+    if expected.endswith("Error"):
+        with pytest.raises(DeviceError) as caught:
+            visible(physical, variables)
+        assert all(
+            f"{n}={text!r}" in str(caught.value) for n, text in variables.items()
+        )
+        return
+    devices = visible(physical, variables).devices
+    assert [device.index for device in devices] == list(range(len(devices)))
+    told = [
+        f"{device.physical_index}/{device.uuid}"
+        if device.mig
+        else f"{device.physical_index}"
+        for device in devices
+    ]
+    short = [text.replace("/MIG-a", "/a") for text in told]
+    assert ",".join(short) == expected
+
+
+def test_there_are_cases_for_every_vendor() -> None:
+    """At least forty in all."""
+    assert len(CASES) >= 40
+    assert {kind for kind, *_ in CASES} == {"cuda", "rocm", "xpu", "npu"}
+
+
+def test_a_number_that_is_none_is_refused_by_level_zero() -> None:
+    """Its driver would end the process."""
+    with pytest.raises(DeviceError, match="has the entry 'a', which is no number"):
+        visible(of_kind("xpu", "2"), {"ZE_AFFINITY_MASK": "0,a"})
+
+
+@pytest.mark.parametrize(
+    ("mask", "said"),
+    [
+        ("0,1", None),
+        ("GPU-00000001,GPU-00000000", None),
+        ("", None),
+        ("-1", None),
+        ("0-2", "CUDA_VISIBLE_DEVICES='0-2' has '0-2', which is neither an index"),
+        ("0, 1", "has ' 1', which is neither"),
+        ('"0"', "has '\"0\"', which is neither"),
+        ("NoDevFiles", "has 'NoDevFiles', which is neither"),
+        ("0,9", "lists 2 devices, and 1 of them is visible"),
+        ("0,0,1", "lists 3 devices, and 0 of them are visible"),
+    ],
+)
+def test_a_mask_that_hardly_means_what_it_says_is_told(
+    mask: str, said: str | None
+) -> None:
+    """Hiding everything on purpose is not worth a word."""
+    environ = {"CUDA_VISIBLE_DEVICES": mask}
+    found = doubt(visible(of_kind("cuda", "4"), environ), environ)
+    assert (found is None) == (said is None)
+    assert (said or "") in (found or "")
 
 
 @pytest.mark.parametrize(

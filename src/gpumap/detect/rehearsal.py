@@ -9,7 +9,7 @@ from typing import cast
 from gpumap.errors import DeviceError
 from gpumap.mapping.devices import Node
 from gpumap.mapping.launch import Launch
-from gpumap.mapping.visibility import cuda_visible
+from gpumap.mapping.visibility import visible
 
 __all__ = ["REHEARSAL", "machine", "rehearsed_node"]
 
@@ -66,7 +66,7 @@ def rehearsed_node(wanted: str, launch: Launch, environ: Mapping[str, str]) -> N
                 "Describe every node, in the order of node_rank.",
             )
         node = nodes[place]
-    return cuda_visible(environ.get("CUDA_VISIBLE_DEVICES"), node)
+    return visible(node, environ)
 
 
 def _from_file(path: Path) -> Node | list[Node]:

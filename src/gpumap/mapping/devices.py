@@ -26,7 +26,11 @@ class Device(Value):
         multiprocessors: Number of streaming multiprocessors (compute units).
         numa_node: The host's NUMA node that it is attached to.
         cpu_affinity: Logical CPUs near it.
-        mig: For a MIG instance, the UUID of the GPU that it is a slice of.
+        mig: For a MIG instance, the UUID of the GPU that it is a slice of, or its PCI
+            bus ID where that is all that could be read.
+        rocm: Whether it is one of AMD's, which torch calls "cuda" too.
+        free_memory: In bytes, at the moment of reading.
+        utilization: In percent of the last moments, at the moment of reading.
     """
 
     raises = DeviceError
@@ -43,6 +47,9 @@ class Device(Value):
     numa_node: Index | None = None
     cpu_affinity: tuple[Index, ...] | None = None
     mig: str | None = None
+    rocm: bool = False
+    free_memory: Index | None = None
+    utilization: Index | None = None
 
     def __str__(self) -> str:
         """Return torch's name and the start of the UUID: cuda:1 (GPU-5c3a01b2…)."""

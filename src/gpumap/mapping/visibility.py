@@ -1,48 +1,84 @@
-"""What a mask such as CUDA_VISIBLE_DEVICES leaves visible, and in which order."""
+"""What a process sees of a node under the masks in its environment."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping
 
-from gpumap.mapping.devices import Device, Node
+from gpumap.mapping.devices import Node
+from gpumap.mapping.masks import (
+    ascend_visible,
+    cuda_visible,
+    level_zero_visible,
+    rocm_visible,
+)
 
-__all__ = ["cuda_visible", "mask_length", "mask_ordinals"]
+__all__ = ["doubt", "mask_length", "mask_of", "mask_ordinals", "visible"]
+
+# By vendor; the one that acts last on the numbering comes first.
+_MASKS = {
+    "cuda": ("CUDA_VISIBLE_DEVICES",),
+    "rocm": ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
+    "xpu": ("ZE_AFFINITY_MASK",),
+    "npu": ("ASCEND_RT_VISIBLE_DEVICES",),
+}
+_PLAIN_ENTRY = r"[0-9]+(\.[0-9]+)*|(GPU|MIG)-[0-9A-Za-z/-]+"
 
 
-def cuda_visible(mask: str | None, node: Node) -> Node:
-    """Return the node as a process sees it under a CUDA_VISIBLE_DEVICES.
+def visible(node: Node, environ: Mapping[str, str]) -> Node:
+    """Return the node as a process with this environment sees it.
 
-    None (the variable is not set) hides nothing; an empty text hides all. Entries are
-    ordinals, or UUIDs, or MIG instances, as the first one is; the first entry that is
-    of another form, or names no device, ends the list; a device named twice empties
-    it. A process uses one MIG instance at most.
+    NVIDIA_VISIBLE_DEVICES has no part in it: it decides what a container is given, and
+    inside everything counts from 0 again.
 
-    Source: the CUDA programming guide, "CUDA Environment Variables", and torch 2.13's
-    own reading of it, torch.cuda._parse_visible_devices and _device_count_nvml.
-
-    >>> cards = tuple(Device(kind="cuda", index=i, physical_index=i) for i in range(4))
-    >>> node = Node(hostname="n1", devices=cards)
-    >>> [d.physical_index for d in cuda_visible("3,1", node).devices]
-    [3, 1]
+    Raises:
+        DeviceError: The mask's own runtime refuses it.
     """
-    if mask is None:
-        return node
-    entries = [entry.strip() for entry in mask.split(",")]
-    form = next((p for p in ("GPU-", "MIG-") if entries[0].startswith(p)), "")
-    places: list[int] = []
-    for entry in entries:
-        place = (
-            _by_uuid(entry, node.devices)
-            if form and entry.startswith(form)
-            else _ordinal(entry)
-            if not form
-            else None
+    vendor, get = _vendor(node), environ.get
+    if vendor == "rocm":
+        return rocm_visible(
+            get("ROCR_VISIBLE_DEVICES"),
+            get("HIP_VISIBLE_DEVICES"),
+            get("CUDA_VISIBLE_DEVICES"),
+            node,
         )
-        if place is None or place >= len(node.devices):
-            break
-        if place in places:
-            return node.keeping([])
-        places.append(place)
-    return node.keeping(places[:1] if form == "MIG-" else places)
+    if vendor == "xpu":
+        hierarchy = get("ZE_FLAT_DEVICE_HIERARCHY", "FLAT")
+        return level_zero_visible(get("ZE_AFFINITY_MASK"), node, hierarchy)
+    if vendor == "npu":
+        return ascend_visible(get("ASCEND_RT_VISIBLE_DEVICES"), node)
+    return cuda_visible(get("CUDA_VISIBLE_DEVICES"), node)
+
+
+def mask_of(node: Node, environ: Mapping[str, str]) -> tuple[str, str] | None:
+    """Return the name and the text of the mask that numbers this node's devices.
+
+    None where none is set. A node without devices counts as CUDA's.
+    """
+    names = _MASKS.get(_vendor(node), ())
+    return next(((name, environ[name]) for name in names if name in environ), None)
+
+
+def doubt(seen: Node, environ: Mapping[str, str]) -> str | None:
+    """Return a sentence where the mask probably means something else than it says.
+
+    seen is the node as the process sees it, under the mask.
+    """
+    name, text = mask_of(seen, environ) or ("", "")
+    if text in ("", "-1"):
+        return None
+    entries, there = text.split(","), len(seen.devices)
+    odd = [entry for entry in entries if not re.fullmatch(_PLAIN_ENTRY, entry)]
+    if odd:
+        return (
+            f"{name}={text!r} has {odd[0]!r}, which is neither an index nor a UUID: "
+            "write numbers or UUIDs and commas, without ranges, blanks or quotes."
+        )
+    if there < len(entries):
+        return (
+            f"{name}={text!r} lists {len(entries)} devices, and {there} of them "
+            f"{'is' if there == 1 else 'are'} visible: an entry that names no device "
+            "ends the list."
+        )
+    return None
 
 
 def mask_length(mask: str | None) -> int | None:
@@ -60,16 +96,7 @@ def mask_ordinals(mask: str | None) -> list[int] | None:
     return [int(entry) for entry in entries]
 
 
-def _ordinal(entry: str) -> int | None:
-    """Read a leading number, as C's strtoul does: "1gpu2" is 1."""
-    match = re.match(r"\+?([0-9]+)", entry)
-    return int(match[1]) if match else None
-
-
-def _by_uuid(entry: str, devices: Sequence[Device]) -> int | None:
-    fits = [
-        place
-        for place, device in enumerate(devices)
-        if device.uuid and device.uuid.startswith(entry)
-    ]
-    return fits[0] if len(fits) == 1 else None
+def _vendor(node: Node) -> str:
+    if not node.devices:
+        return "cuda"
+    return "rocm" if node.devices[0].rocm else node.devices[0].kind
