@@ -1,38 +1,39 @@
-"""The accelerators that torch tells of; where this is tested, there are none."""
+"""The accelerators of this host, as torch and NVML tell of them."""
 
+import json
+import logging
 import socket
-from types import SimpleNamespace
+import sys
 
 import pytest
 import torch
+from nodes import MIG
+from pretended import pretend_nvml, pretend_torch
 
 from gpumap.detect.hardware import detect_node
+from gpumap.detect.rehearsal import machine
 from gpumap.errors import DeviceError
-from gpumap.mapping.devices import Device
+from gpumap.mapping.devices import Device, Node
 
-A100 = SimpleNamespace(
-    name="NVIDIA A100-SXM4-40GB",
-    major=8,
-    minor=0,
-    total_memory=42505273344,
-    multi_processor_count=108,
-    uuid="a1000000-0000-4000-8000-000000000000",
-    pci_domain_id=0,
-    pci_bus_id=7,
-    pci_device_id=0,
-)
+A100 = machine("dgx-a100").devices[0].model_copy(update={"physical_index": None})
+BARE = ("numa_node", "cpu_affinity")
 
 
-@pytest.fixture
-def two_cards(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let torch tell of two A100: no machine that runs these tests has one."""
-    cuda = SimpleNamespace(get_device_properties=lambda _: A100)
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-    monkeypatch.setattr(
-        torch.accelerator, "current_accelerator", lambda: torch.device("cuda")
-    )
-    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
-    monkeypatch.setattr(torch, "get_device_module", lambda _: cuda)
+@pytest.fixture(autouse=True)
+def no_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the extra, unless a test has it."""
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+
+
+def card(index: int, **fields: object) -> Device:
+    """Return one of several A100 as torch alone would tell of it."""
+    own = {
+        "index": index,
+        "uuid": f"GPU-a100000{index}-0000-4000-8000-000000000000",
+        "pci_bus_id": f"00000000:{7 + index:02x}:00.0",
+        **dict.fromkeys(BARE),
+    }
+    return A100.model_copy(update=own | fields)
 
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="needs a machine without")
@@ -53,30 +54,212 @@ def test_a_kind_that_is_not_there_is_an_error(kind: str) -> None:
     assert "gpus=[…]" in caught.value.hint
 
 
-@pytest.mark.usefixtures("two_cards")
-def test_torchs_properties_become_a_device() -> None:
+def test_torchs_properties_become_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Units are bytes; the bus ID is written as nvidia-smi writes it."""
-    node = detect_node("cuda", {})
-    assert node.devices[0] == Device(
-        kind="cuda",
-        index=0,
-        uuid="GPU-a1000000-0000-4000-8000-000000000000",
-        pci_bus_id="00000000:07:00.0",
-        name="NVIDIA A100-SXM4-40GB",
-        total_memory=42505273344,
-        compute_capability=(8, 0),
-        multiprocessors=108,
+    pretend_torch(monkeypatch, [card(0)])
+    assert detect_node("cuda", {}).devices == (
+        Device(
+            kind="cuda",
+            index=0,
+            physical_index=0,
+            uuid="GPU-a1000000-0000-4000-8000-000000000000",
+            pci_bus_id="00000000:07:00.0",
+            name="NVIDIA A100-SXM4-40GB",
+            total_memory=42505273344,
+            compute_capability=(8, 0),
+            multiprocessors=108,
+        ),
     )
 
 
-@pytest.mark.usefixtures("two_cards")
 @pytest.mark.parametrize(
-    ("mask", "physical"),
-    [("2,3", [2, 3]), ("GPU-a,GPU-b", [None, None]), ("5", [None, None])],
+    ("environ", "physical"),
+    [
+        ({"CUDA_VISIBLE_DEVICES": "2,3"}, [2, 3]),
+        ({"CUDA_VISIBLE_DEVICES": "3,1"}, [3, 1]),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b"}, [None, None]),
+        ({"CUDA_VISIBLE_DEVICES": "5"}, [None, None]),
+        ({}, [1, 0]),
+    ],
 )
-def test_a_mask_of_ordinals_tells_the_physical_indices(
-    mask: str, physical: list[int | None]
+def test_without_nvml_the_mask_or_the_buses_tell_the_physical_indices(
+    monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], physical: list[int | None]
 ) -> None:
-    """Unless it fits another number of devices: then it was not in force."""
-    node = detect_node("auto", {"CUDA_VISIBLE_DEVICES": mask})
+    """A mask that fits another number of devices was not in force."""
+    pretend_torch(monkeypatch, [card(0, pci_bus_id="00000000:0f:00.0"), card(1)])
+    node = detect_node("auto", environ)
     assert [device.physical_index for device in node.devices] == physical
+
+
+@pytest.mark.parametrize(
+    ("order", "physical"), [(None, [None, None]), ("PCI_BUS_ID", [0, 1])]
+)
+def test_ordinals_of_unlike_cards_are_nvidia_smis_only_in_the_order_of_the_buses(
+    monkeypatch: pytest.MonkeyPatch, order: str | None, physical: list[int | None]
+) -> None:
+    """CUDA's own order is by speed: an ordinal in the mask can be another card's."""
+    pretend_torch(monkeypatch, machine("rtx3090-gtx1080").devices)
+    environ = {"CUDA_VISIBLE_DEVICES": "0,1"} | (
+        {"CUDA_DEVICE_ORDER": order} if order else {}
+    )
+    node = detect_node("auto", environ)
+    assert [device.physical_index for device in node.devices] == physical
+
+
+def test_nvml_tells_all_fields_of_every_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the links, NVLinks and PCIe both: the same node as the description."""
+    node = machine("dgx1-v100")
+    devices = [
+        device.model_copy(
+            update={
+                "pci_bus_id": f"00000000:{device.index + 6:02x}:00.0",
+                "numa_node": device.index // 4,
+                "free_memory": 2**30 * (device.index + 1),
+                "utilization": 10 * device.index,
+            }
+        )
+        for device in node.devices
+    ]
+    node = node.model_copy(update={"devices": tuple(devices), "source": None})
+    nvml = pretend_nvml(monkeypatch, node)
+    pretend_torch(monkeypatch, devices)
+    assert detect_node("cuda", {}) == node.model_copy(
+        update={"hostname": socket.gethostname()}
+    )
+    assert nvml.open == 0
+
+
+def test_behind_nvswitches_every_pair_has_all_links(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As nvidia-smi topo -m shows NV12 for every pair of a DGX A100."""
+    node = machine("dgx-a100")
+    pretend_nvml(monkeypatch, node, switched=True)
+    pretend_torch(monkeypatch, node.devices)
+    links = detect_node("cuda", {}).links
+    assert [link.nvlinks for link in links] == [12] * 28
+
+
+def test_torch_and_nvml_are_joined_by_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch counts the fast card first, NVML by the bus; the mask hides a third."""
+    fast, slow = (
+        device.model_copy(update={"pci_bus_id": bus})
+        for device, bus in zip(
+            machine("rtx3090-gtx1080").devices,
+            ("00000000:65:00.0", "00000000:17:00.0"),
+            strict=True,
+        )
+    )
+    by_bus = [d.model_copy(update={"index": n}) for n, d in enumerate((slow, fast))]
+    physical = Node(hostname="n1", devices=tuple(by_bus))
+    monkeypatch.setattr("pretended.Nvml.link", lambda *_: machine("rtx3090x2").links[0])
+    pretend_nvml(monkeypatch, physical)
+    pretend_torch(monkeypatch, [fast, slow])
+    first, second = detect_node("cuda", {"CUDA_VISIBLE_DEVICES": "0,1"}).devices
+    assert (first.index, first.physical_index, first.name) == (0, 1, fast.name)
+    assert (second.index, second.physical_index, second.name) == (1, 0, slow.name)
+    pretend_torch(monkeypatch, [fast])
+    [only] = detect_node("cuda", {"CUDA_VISIBLE_DEVICES": "0"}).devices
+    assert (only.index, only.physical_index) == (0, 1)
+
+
+@pytest.mark.parametrize("mask", ["MIG-532453fc", "MIG-aa232436"])
+def test_a_slice_is_known_with_the_gpu_it_is_of(
+    monkeypatch: pytest.MonkeyPatch, mask: str
+) -> None:
+    """Torch gives the GPU's UUID; the mask says which slice."""
+    [named] = [d for d in MIG.devices if str(d.uuid).startswith(mask)]
+    pretend_nvml(monkeypatch, MIG)
+    pretend_torch(monkeypatch, [named.model_copy(update={"index": 0})])
+    [device] = detect_node("cuda", {"CUDA_VISIBLE_DEVICES": mask}).devices
+    assert device == named.model_copy(update={"index": 0})
+    assert str(device.mig).startswith("GPU-")
+
+
+def test_a_slice_is_known_by_its_name_without_nvml(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Then the bus ID stands for its GPU."""
+    pretend_torch(monkeypatch, [card(0, name="NVIDIA A100-SXM4-40GB MIG 1g.5gb")])
+    assert detect_node("cuda", {}).devices[0].mig == "00000000:07:00.0"
+
+
+@pytest.mark.parametrize("nvml", [True, False])
+@pytest.mark.parametrize(
+    ("mask", "late"), [("0", True), ("", True), ("0,1", False), (None, False)]
+)
+def test_a_mask_that_came_too_late_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    mask: str | None,
+    late: bool,  # noqa: FBT001 - a column
+    nvml: bool,  # noqa: FBT001 - a column
+) -> None:
+    """CUDA read it when it started; torch goes on counting two."""
+    node = machine("rtx3090x2")
+    devices = [
+        d.model_copy(update={"pci_bus_id": f"00000000:0{d.index}:00.0"})
+        for d in node.devices
+    ]
+    pretend_torch(monkeypatch, devices, started=True)
+    if nvml:
+        pretend_nvml(monkeypatch, node.model_copy(update={"devices": tuple(devices)}))
+    environ = {} if mask is None else {"CUDA_VISIBLE_DEVICES": mask}
+    with caplog.at_level(logging.WARNING, "gpumap"):
+        detect_node("cuda", environ)
+    assert ("was changed after the GPU runtime had started" in caplog.text) == late
+
+
+def test_another_uuid_in_a_late_mask_is_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One device as before, but not the one that is named."""
+    node = machine("rtx3090x2")
+    pretend_nvml(monkeypatch, node)
+    pretend_torch(monkeypatch, [node.devices[0]], started=True)
+    detect_node("cuda", {"CUDA_VISIBLE_DEVICES": str(node.devices[0].uuid)})
+    assert not caplog.text
+    detect_node("cuda", {"CUDA_VISIBLE_DEVICES": str(node.devices[1].uuid)})
+    assert "has no effect: torch goes on counting 1 devices" in caplog.text
+
+
+def test_nvml_that_does_not_start_is_done_without(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No driver library: what torch tells is all."""
+    node = machine("rtx3090x2")
+    nvml = pretend_nvml(monkeypatch, node)
+
+    def fail() -> None:
+        raise nvml.NVMLError
+
+    monkeypatch.setattr(nvml, "nvmlInit", fail)
+    pretend_torch(monkeypatch, node.devices)
+    assert detect_node("cuda", {}).links == ()
+
+
+def test_amds_devices_are_told_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under CUDA's name; the UUID is in the form that ROCR_VISIBLE_DEVICES takes."""
+    text = "33643264-6331-3030-3030-303030303031"  # the bytes of "3d2dc10000000001"
+    device = card(0, uuid=f"GPU-{text}", name="AMD Instinct MI300X")
+    pretend_torch(monkeypatch, [device], hip="6.4")
+    [found] = detect_node("cuda", {"HIP_VISIBLE_DEVICES": "3"}).devices
+    assert (found.kind, found.rocm, found.physical_index) == ("cuda", True, 3)
+    assert found.uuid == "GPU-3d2dc10000000001"
+    assert found.compute_capability is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "mask"), [("xpu", "ZE_AFFINITY_MASK"), ("mtia", "NO_MASK_AT_ALL")]
+)
+def test_other_accelerators_tell_what_they_can(
+    monkeypatch: pytest.MonkeyPatch, kind: str, mask: str
+) -> None:
+    """torch.accelerator names them; what they do not have is None."""
+    bare = {name: None for name in Device.model_fields if name != "rocm"}
+    own = {"kind": kind, "index": 0, "name": "Card", "total_memory": 2**30}
+    pretend_torch(monkeypatch, [A100.model_copy(update=bare | own)])
+    [found] = detect_node(kind, {mask: "2"}).devices
+    assert found.name == "Card"
+    assert found.physical_index == (2 if kind == "xpu" else None)
+    assert json.loads(found.model_dump_json())["kind"] == kind

@@ -9,8 +9,22 @@ from gpumap.detect.rehearsal import machine, rehearsed_node
 from gpumap.errors import DeviceError
 from gpumap.mapping.devices import Link
 from gpumap.mapping.launch import Launch
+from gpumap.mapping.topology import parse_topology
 
 ALONE = detect_launch({})
+TOPOLOGIES = Path(__file__).parent.parent / "data/topologies"
+MACHINES = [
+    ("dgx1-p100", "dgx1-p100", "Tesla P100-SXM2-16GB"),
+    ("dgx1-v100", "dgx1-v100", "Tesla V100-SXM2-16GB"),
+    ("hgx-h100", "h100x8-nv18-9nics", "NVIDIA H100 80GB HBM3"),
+    ("h100x4-nv6", "h100x4-nv6-nics", "NVIDIA H100 80GB HBM3"),
+    ("rtx4090x8-sys", "rtx4090x8-all-sys", "NVIDIA GeForce RTX 4090"),
+    ("rtx4090x8-node", "rtx4090x8-node-sys", "NVIDIA GeForce RTX 4090"),
+    ("rtx8000x4", "rtx8000x4-nvlink-pairs", "Quadro RTX 8000"),
+    ("t4x4", "t4x4", "Tesla T4"),
+    ("rtx3090x2", "rtx3090x2-blank-numa", "NVIDIA GeForce RTX 3090"),
+    ("rtx3090-gtx1080", "rtx3090-gtx1080-phb", "NVIDIA GeForce RTX 3090"),
+]
 
 
 def test_dgx_a100_has_eight_a100_all_linked_by_12_nvlinks() -> None:
@@ -33,7 +47,43 @@ def test_rtx3090x4_is_two_nvlinked_pairs() -> None:
     assert [link.pcie for link in node.links if not link.nvlinks] == ["SYS"] * 4
 
 
-@pytest.mark.parametrize("name", ["dgx-a100", "rtx3090x4"])
+@pytest.mark.parametrize(("name", "matrix", "card"), MACHINES)
+def test_a_machine_is_linked_as_its_owner_printed_it(
+    name: str, matrix: str, card: str
+) -> None:
+    """Links, NUMA nodes and CPUs of the published matrix, and so many of a card."""
+    node = machine(name)
+    published = parse_topology((TOPOLOGIES / f"{matrix}.txt").read_text())
+    links = [link.model_copy(update={"pcie": None}) for link in node.links]
+    assert links == [x.model_copy(update={"pcie": None}) for x in published.links]
+    paths = [
+        (x.pcie, link.pcie) for x, link in zip(published.links, node.links, strict=True)
+    ]
+    assert all(there in (None, here) for there, here in paths)
+    for mine, theirs in zip(node.devices, published.devices, strict=True):
+        assert mine.numa_node == theirs.numa_node
+        assert mine.cpu_affinity == theirs.cpu_affinity
+    assert node.devices[0].name == card
+    assert node.hostname == name
+    assert node.source
+
+
+def test_the_dgx_1s_tell_the_path_beside_the_nvlinks() -> None:
+    """As go-gpuallocator's tests list them: the switches differ between the two."""
+    v100, p100 = machine("dgx1-v100"), machine("dgx1-p100")
+    close = [[(x.a, x.b) for x in n.links if x.pcie == "PIX"] for n in (v100, p100)]
+    assert close[0] == [(0, 1), (2, 3), (4, 5), (6, 7)]
+    assert close[1] == [(0, 2), (1, 3), (4, 6), (5, 7)]
+
+
+def test_a_mixed_machine_names_both_cards() -> None:
+    """The GTX 1080 has a quarter of the multiprocessors, and a third of the memory."""
+    fast, slow = machine("rtx3090-gtx1080").devices
+    assert (fast.multiprocessors, slow.multiprocessors) == (82, 20)
+    assert slow.name == "NVIDIA GeForce GTX 1080"
+
+
+@pytest.mark.parametrize("name", ["dgx-a100", "rtx3090x4", *(m[0] for m in MACHINES)])
 def test_a_machines_uuids_differ_early(name: str) -> None:
     """So that the printed prefix is a reference."""
     starts = {str(device.uuid)[:12] for device in machine(name).devices}
@@ -45,7 +95,11 @@ def test_an_unknown_machine_lists_those_there_are() -> None:
     with pytest.raises(DeviceError) as caught:
         machine("dgx-9000")
     assert caught.value.happened == "there is no machine 'dgx-9000'."
-    assert caught.value.seen == "There are dgx-a100, rtx3090x4."
+    assert caught.value.seen == (
+        "There are dgx-a100, dgx1-p100, dgx1-v100, h100x4-nv6, hgx-h100, "
+        "rtx3090-gtx1080, rtx3090x2, rtx3090x4, rtx4090x8-node, rtx4090x8-sys, "
+        "rtx8000x4, t4x4."
+    )
 
 
 def test_rehearsal_honours_the_mask() -> None:

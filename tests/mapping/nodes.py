@@ -1,7 +1,14 @@
 """Small nodes for the tests, built from a number."""
 
+from pathlib import Path
+
 from gpumap.mapping.devices import Device, Node
 from gpumap.mapping.launch import Launch
+
+MIG = Node.model_validate_json(
+    (Path(__file__).parent.parent / "data/a100-mig.json").read_bytes()
+)
+"""Two A100: three slices of GPU 1, then two of GPU 2."""
 
 
 def node(count: int, hostname: str = "n1", first_physical: int = 0) -> Node:

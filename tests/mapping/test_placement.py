@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from nodes import launch, node
+from nodes import MIG, launch, node
 
 from gpumap.errors import DeviceError, LaunchError, PlacementError
 from gpumap.mapping.choice import Choice, Gpus, Strategy
@@ -300,6 +300,31 @@ def test_a_function_that_gives_all_ranks_one_device_is_a_conflict() -> None:
     choice = Choice.of(lambda *_: 0, None, None, oversubscribe=False)
     with pytest.raises(PlacementError, match="rank 0 and rank 1 are both placed"):
         conflict(launch(1, 2), node(2), choice)
+
+
+@pytest.mark.parametrize("local_rank", [0, 1])
+def test_slices_of_one_gpu_are_refused_for_nccl_alone(local_rank: int) -> None:
+    """Three slices of GPU 1, two of GPU 2: ranks 0 and 1 would share GPU 1."""
+    choice = Choice.of(None, None, None, oversubscribe=False)
+    conflict(launch(local_rank, 2), MIG, choice, can_share=True)
+    with pytest.raises(PlacementError) as caught:
+        conflict(launch(local_rank, 2), MIG, choice)
+    assert caught.value.ranks == (0, 1)
+    assert str(caught.value) == (
+        "rank 0 and rank 1 are on MIG slices of one GPU, "
+        "GPU-0aa11ebd-627f-af3f-1a0d-4e1fd92fd7b0, on host a100-mig.\n"
+        "NCCL refuses two ranks on one GPU, slices of it included.\n"
+        "Give each rank a slice of a GPU of its own, or a whole one, or choose "
+        'backend="gloo".'
+    )
+
+
+def test_slices_of_two_gpus_go_together() -> None:
+    """Named by MIG ids, of which the start is enough."""
+    gpus = ["MIG-703f", "MIG-3b12da37-7fa2-596c-8655-62dab88f0b64"]
+    choice = Choice.of(None, gpus, None, oversubscribe=False)
+    conflict(launch(1, 2), MIG, choice)
+    assert place(launch(1, 2), MIG, gpus=gpus).device.physical_index == 1
 
 
 def test_more_ranks_than_devices_is_a_conflict_in_any_distribution() -> None:

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from nodes import node
+from nodes import MIG, node
 
 from gpumap.errors import DeviceError
 from gpumap.mapping.devices import Device, Node
@@ -20,6 +20,20 @@ from gpumap.mapping.refs import DeviceRef, resolve, resolve_all
 def test_one_device_has_many_names(ref: DeviceRef) -> None:
     """Index, UUID in any case, a prefix of it, and a bus ID with or without domain."""
     assert resolve(ref, node(4)).index == 2
+
+
+def test_a_slice_is_named_by_its_own_uuid() -> None:
+    """Or a unique start of it; its GPU's UUID and bus ID fit all of its slices."""
+    assert resolve("MIG-532453fc-0faa-5c3c-9709-a3fc2e76083d", MIG).index == 2
+    assert resolve("MIG-5", MIG).index == 2
+    for several in ("GPU-0aa11ebd", "0000:0f:00.0"):
+        with pytest.raises(DeviceError) as caught:
+            resolve(several, MIG)
+        assert caught.value.happened == f"{several!r} names 3 devices on a100-mig."
+        assert caught.value.hint == "Write the slice's own UUID (MIG-…)."
+    with pytest.raises(DeviceError) as caught:
+        resolve(5, MIG)
+    assert caught.value.hint.startswith("Name devices listed above")
 
 
 def test_physical_numbers_under_a_mask_are_recognised() -> None:

@@ -12,6 +12,7 @@ from jobs import Ended, finish, free_port, rank_environment, run, start
 import gpumap
 
 REHEARSAL = {"GPUMAP_REHEARSAL": "dgx-a100"}
+DATA = Path(__file__).parent.parent / "data"
 
 
 def said(ended: list[Ended], error: str = "RollCallError") -> list[str]:
@@ -37,6 +38,32 @@ def test_one_device_under_two_masks_is_found_by_its_uuid(tmp_path: Path) -> None
     for rank in ended:
         assert float(re.findall(r"after (\S+) s", rank.out)[0]) < 5
         assert "calls it cuda:0" in rank.out
+
+
+def test_slices_of_one_gpu_under_two_masks_are_refused_with_the_reason() -> None:
+    """Each process sees one slice, as CUDA shows it: only together can it be found."""
+    masks = ("MIG-0c757cd7", "MIG-703fb6ed")
+    ended = run(
+        "timed",
+        every={"GPUMAP_REHEARSAL": str(DATA / "a100-mig.json")},
+        each={rank: {"CUDA_VISIBLE_DEVICES": mask} for rank, mask in enumerate(masks)},
+    )
+    gpu = "GPU-0aa11ebd-627f-af3f-1a0d-4e1fd92fd7b0"
+    first = f"rank 0 and rank 1 are both on one device, {gpu} of node 0."
+    assert said(ended) == [first, first]
+    for rank in ended:
+        assert "NCCL refuses two ranks on one GPU, MIG slices of it" in rank.out
+
+
+def test_slices_of_two_gpus_pass() -> None:
+    """One of each."""
+    masks = ("MIG-0c757cd7", "MIG-aa232436")
+    ended = run(
+        "train",
+        every={"GPUMAP_REHEARSAL": str(DATA / "a100-mig.json")},
+        each={rank: {"CUDA_VISIBLE_DEVICES": mask} for rank, mask in enumerate(masks)},
+    )
+    assert [rank.code for rank in ended] == [0, 0], ended
 
 
 def test_bound_tasks_with_devices_of_their_own_pass() -> None:

@@ -1,21 +1,41 @@
-"""The accelerators that this process sees, through torch."""
+"""The accelerators that this process sees: torch tells which, NVML the rest of them."""
 
+import logging
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
+from gpumap.detect.nvml import nvml_node
 from gpumap.errors import DeviceError
 from gpumap.mapping.devices import Device, Node
-from gpumap.mapping.visibility import mask_ordinals
+from gpumap.mapping.visibility import mask_length, mask_of, visible
 
-__all__ = ["detect_node"]
+__all__ = ["detect_node", "joined"]
+
+log = logging.getLogger("gpumap")
+
+# What NVML knows better than torch, or torch not at all.
+_NVMLS_OWN = (
+    "uuid",
+    "physical_index",
+    "pci_bus_id",
+    "numa_node",
+    "cpu_affinity",
+    "mig",
+    "free_memory",
+    "utilization",
+)
+# More devices than a host has.
+_MANY = 256
 
 
 def detect_node(kind: str = "auto", environ: Mapping[str, str] | None = None) -> Node:
-    """Return this host and its visible accelerators, as torch tells of them.
+    """Return this host and its visible accelerators.
 
     kind is "auto" for whatever accelerator there is, "cpu" for none, or a torch device
-    type that must be there. Reading properties opens no context on any device.
+    type that must be there. torch says which devices are visible and how they are
+    numbered; with the extra "nvml", NVIDIA's own library adds links, places and what is
+    free at this moment. Reading properties opens no context on any device.
 
     Raises:
         DeviceError: The kind is unknown to this torch, or there is no such device.
@@ -39,48 +59,175 @@ def detect_node(kind: str = "auto", environ: Mapping[str, str] | None = None) ->
     if found is None:
         return Node(hostname=hostname)
     module = torch.get_device_module(found)
-    count = torch.accelerator.device_count()
-    mask = (os.environ if environ is None else environ).get("CUDA_VISIBLE_DEVICES")
-    physical = mask_ordinals(mask) or []
-    return Node(
+    rocm = torch.version.hip is not None
+    started = bool(getattr(module, "is_initialized", lambda: False)())
+    node = Node(
         hostname=hostname,
         devices=tuple(
-            _device(found, index, module.get_device_properties(index)).model_copy(
-                update={"physical_index": place}
-            )
-            for index, place in zip(
-                range(count),
-                physical if len(physical) == count else [None] * count,
-                strict=True,
-            )
+            _device(found, index, module.get_device_properties(index), rocm=rocm)
+            for index in range(torch.accelerator.device_count())
         ),
+    )
+    variables = os.environ if environ is None else environ
+    physical = nvml_node(hostname) if found == "cuda" and not rocm else None
+    if started:
+        _warn_of_a_late_mask(node, physical, variables)
+    if physical is not None:
+        named = {device.uuid for device in visible(physical, variables).devices}
+        return joined(node, physical, named)
+    return _numbered(node, variables)
+
+
+def joined(seen: Node, physical: Node, named: Collection[str | None] = ()) -> Node:
+    """Return the devices that torch sees with what NVML knows of each, by UUID.
+
+    named are the UUIDs that the mask leaves, for slices that torch cannot tell apart.
+    """
+    places = [_place(device, physical, named) for device in seen.devices]
+    there = [place for place in places if place is not None]
+    if len(set(there)) < len(seen.devices):
+        return seen
+    return seen.model_copy(
+        update={
+            "devices": tuple(
+                device.model_copy(update=_better(device, physical.devices[place]))
+                for device, place in zip(seen.devices, there, strict=True)
+            ),
+            "links": physical.keeping(there).links,
+        }
     )
 
 
-def _device(kind: str, index: int, properties: object) -> Device:
+def _place(
+    device: Device, physical: Node, named: Collection[str | None] = ()
+) -> int | None:
+    """Return where a device of torch's stands among NVML's.
+
+    For a MIG instance CUDA may give its own UUID without the MIG-, or its GPU's.
+    """
+    own = (device.uuid or "").partition("-")[2]
+    others = list(enumerate(physical.devices))
+    fits = [n for n, other in others if (other.uuid or "").partition("-")[2] == own]
+    fits += [n for n, x in others if x.mig == device.uuid and x.uuid in named]
+    return fits[0] if own and fits else None
+
+
+def _better(device: Device, other: Device) -> dict[str, object]:
+    return {
+        name: value
+        for name in Device.model_fields
+        if (value := getattr(other, name)) is not None
+        and (name in _NVMLS_OWN or getattr(device, name) is None)
+    }
+
+
+def _numbered(node: Node, environ: Mapping[str, str]) -> Node:
+    """Return a node with physical indices, as far as they follow without NVML.
+
+    A mask of ordinals tells them, unless CUDA counts other than nvidia-smi does: by
+    speed, where cards differ. Without a mask, nvidia-smi's order is that of the buses.
+    """
+    devices = node.devices
+    numbers: list[int] | None = None
+    alike = len({device.name for device in devices}) == 1
+    if mask_of(node, environ) is None:
+        buses = [device.pci_bus_id or "" for device in devices]
+        numbers = [sorted(buses).index(bus) for bus in buses] if all(buses) else None
+    elif alike or environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID":
+        counted = devices[0].model_copy(update={"uuid": None, "mig": None})
+        many = (
+            counted.model_copy(update={"index": n, "physical_index": n})
+            for n in range(_MANY)
+        )
+        left = visible(Node(hostname=node.hostname, devices=tuple(many)), environ)
+        numbers = [d.physical_index or 0 for d in left.devices]
+    if numbers is None or len(set(numbers)) != len(devices):
+        return node
+    return node.model_copy(
+        update={
+            "devices": tuple(
+                device.model_copy(update={"physical_index": number})
+                for device, number in zip(devices, numbers, strict=True)
+            )
+        }
+    )
+
+
+def _warn_of_a_late_mask(
+    seen: Node, physical: Node | None, environ: Mapping[str, str]
+) -> None:
+    """Say when the mask is not the one that the runtime read when it started."""
+    mask = mask_of(seen, environ)
+    count = len(seen.devices)
+    if physical is None:
+        late = mask is not None and (mask_length(mask[1]) or 0) < count
+    else:
+        now = visible(physical, environ)
+        # How many slices a process is shown depends on the driver; and ordinals are
+        # CUDA's, which need not be NVML's: only UUIDs can be compared.
+        sliced = any(device.mig for device in physical.devices)
+        late = (not sliced and len(now.devices) != count) or (
+            mask is not None
+            and mask[1].startswith("GPU-")
+            and {_place(d, physical) for d in seen.devices}
+            != {_place(d, physical) for d in now.devices}
+        )
+    if late:
+        said = f"{mask[0]}={mask[1]!r}" if mask else "the *_VISIBLE_DEVICES mask"
+        log.warning(
+            "%s was changed after the GPU runtime had started in this process, and has "
+            "no effect: torch goes on counting %d devices. Set it before the process "
+            "starts, or before the first use of torch.cuda.",
+            said,
+            count,
+        )
+
+
+def _device(kind: str, index: int, properties: object, *, rocm: bool) -> Device:
     """Read what torch knows; other accelerators than CUDA leave fields out."""
 
-    def known(name: str) -> int | None:
-        value = getattr(properties, name, None)
-        return value if isinstance(value, int) else None
+    def known(*names: str) -> int | None:
+        values = (getattr(properties, name, None) for name in names)
+        return next((v for v in values if isinstance(v, int)), None)
 
-    major, minor = known("major"), known("minor")
-    uuid = getattr(properties, "uuid", None)
-    bus = known("pci_bus_id")
+    major, minor, bus = known("major"), known("minor"), known("pci_bus_id")
+    name = getattr(properties, "name", None)
+    pci = (
+        None
+        if bus is None
+        else f"{known('pci_domain_id') or 0:08x}:{bus:02x}:"
+        f"{known('pci_device_id') or 0:02x}.0"
+    )
     return Device(
         kind=kind,
         index=index,
-        uuid=f"GPU-{uuid}"
-        if uuid is not None and kind == "cuda"
-        else uuid and str(uuid),
-        pci_bus_id=None
-        if bus is None
-        else f"{known('pci_domain_id') or 0:08x}:{bus:02x}:"
-        f"{known('pci_device_id') or 0:02x}.0",
-        name=getattr(properties, "name", None),
+        uuid=_uuid(kind, getattr(properties, "uuid", None), rocm=rocm),
+        pci_bus_id=pci,
+        name=name,
         total_memory=known("total_memory"),
         compute_capability=None
-        if major is None or minor is None or kind != "cuda"
+        if major is None or minor is None or kind != "cuda" or rocm
         else (major, minor),
-        multiprocessors=known("multi_processor_count"),
+        multiprocessors=known("multi_processor_count", "gpu_subslice_count"),
+        # A slice is named after its profile: "NVIDIA A100-SXM4-40GB MIG 1g.5gb".
+        mig=pci if " MIG " in str(name) else None,
+        rocm=rocm,
     )
+
+
+def _uuid(kind: str, value: object, *, rocm: bool) -> str | None:
+    """Return a UUID as the masks write it.
+
+    AMD's are sixteen hexadecimal digits, which torch shows as the bytes of their text.
+    """
+    if value is None:
+        return None
+    text = str(value)
+    if rocm:
+        try:
+            digits = bytes.fromhex(text.replace("-", "")).decode("ascii")
+            int(digits, 16)
+        except ValueError:
+            return f"GPU-{text}"
+        return f"GPU-{digits}"
+    return f"GPU-{text}" if kind == "cuda" else text

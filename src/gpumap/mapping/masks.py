@@ -152,12 +152,13 @@ def _cuda_place(entry: str, form: str, devices: Sequence[Device]) -> int | None:
     """
     if form == "MIG-":
         return _by_uuid(entry, devices) if entry.startswith(form) else None
-    whole = [device.mig or device.uuid for device in devices]
-    firsts = [n for n, uuid in enumerate(whole) if not uuid or whole.index(uuid) == n]
+    slices = [device.mig for device in devices]
+    firsts = [n for n, gpu in enumerate(slices) if not gpu or slices.index(gpu) == n]
     if form == "GPU-":
         if not entry.startswith(form):
             return None
-        fits = [n for n in firsts if (whole[n] or "").startswith(entry)]
+        uuids = {n: devices[n].mig or devices[n].uuid or "" for n in firsts}
+        fits = [n for n, uuid in uuids.items() if uuid.startswith(entry)]
         return fits[0] if len(fits) == 1 else None
     # As C's strtoul reads: "1gpu2" is 1.
     match = re.match(r"[+-]?[0-9]{1,9}", entry.strip())

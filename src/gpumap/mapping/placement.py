@@ -51,10 +51,9 @@ class Conflict(Value):
 
     def __str__(self) -> str:
         """Return the sentence that names the ranks, the device and the host."""
-        *most, last = (f"rank {rank}" for rank in self.ranks)
         both = "both " if len(self.ranks) == 2 else ""  # noqa: PLR2004 - the word "both"
         return (
-            f"{', '.join(most)} and {last} are {both}placed on {self.device} "
+            f"{_all(self.ranks)} are {both}placed on {self.device} "
             f"on host {self.hostname}"
         )
 
@@ -120,6 +119,8 @@ def refuse_conflicts(
     n = placement.launch.local_world_size or len(here)
     crowded = n > len(pool) and not placement.launch.devices_bound
     if not shared and not crowded:
+        if not can_share:
+            _refuse_slices_of_one_gpu(node.hostname, [n.rank for n in here], devices)
         return
     raise PlacementError(
         f"{shared[0]}."
@@ -133,6 +134,28 @@ def refuse_conflicts(
         'strategy="local_rank".',
         shared[0].ranks if shared else (),
     )
+
+
+def _refuse_slices_of_one_gpu(
+    hostname: str, ranks: Sequence[int], devices: Sequence[Device]
+) -> None:
+    for device in devices:
+        pairs = zip(ranks, devices, strict=True)
+        crowd = tuple(rank for rank, other in pairs if other.mig == device.mig)
+        if device.mig and len(crowd) > 1:
+            raise PlacementError(
+                f"{_all(crowd)} are on MIG slices of one GPU, {device.mig}, on host "
+                f"{hostname}.",
+                "NCCL refuses two ranks on one GPU, slices of it included.",
+                "Give each rank a slice of a GPU of its own, or a whole one, or choose "
+                'backend="gloo".',
+                crowd,
+            )
+
+
+def _all(ranks: Sequence[int]) -> str:
+    *most, last = (f"rank {rank}" for rank in ranks)
+    return f"{', '.join(most)} and {last}"
 
 
 def neighbours(launch: Launch) -> list[Launch]:

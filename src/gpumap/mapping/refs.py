@@ -52,7 +52,9 @@ def resolve_all(refs: Iterable[DeviceRef], node: Node) -> tuple[Device, ...]:
             raise DeviceError(
                 f"{ref!r} names {len(found[ref])} devices on {node.hostname}.",
                 f"It fits {', '.join(map(str, found[ref]))}.",
-                "Write more of the UUID.",
+                "Write the slice's own UUID (MIG-…)."
+                if found[ref][0].mig
+                else "Write more of the UUID.",
             )
     return tuple(found[ref][0] for ref in refs)
 
@@ -89,6 +91,8 @@ def _matches(ref: DeviceRef, node: Node) -> list[Device]:
         ]
     text = ref.strip().lower()
     fits = [d for d in node.devices if d.uuid and d.uuid.lower().startswith(text)]
+    # A GPU that is cut in slices can be used only through them.
+    fits = fits or [d for d in node.devices if d.mig and d.mig.lower().startswith(text)]
     return [d for d in fits if d.uuid and d.uuid.lower() == text] or fits
 
 
@@ -111,8 +115,8 @@ def _what_to_write(refs: Sequence[DeviceRef], node: Node) -> str:
     if any(isinstance(ref, str) for ref in refs) and all(digits):
         numbers = ", ".join(match[1] for match in digits if match)
         return f"An index is a number, not a text: write gpus=[{numbers}]."
-    physical = {d.physical_index: d.index for d in node.devices}
-    masked = any(d.physical_index not in (None, d.index) for d in node.devices)
+    physical = {d.physical_index: d.index for d in node.devices if not d.mig}
+    masked = any(number not in (None, index) for number, index in physical.items())
     if masked and all(ref in physical for ref in refs):
         instead = [physical[ref] for ref in refs if isinstance(ref, int)]
         return (

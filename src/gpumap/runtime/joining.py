@@ -71,35 +71,51 @@ def _meet(launch: Launch, seconds: float, asked: Asked, *, adopted: bool) -> Mee
 
 
 def _member(prepared: Prepared) -> Member:
-    launch = prepared.placement.launch
-    shared = prepared.choice.oversubscribe
-    command = launch.command(len(prepared.node.devices))
     return Member(
-        rank=launch.rank,
+        rank=prepared.placement.launch.rank,
         hostname=prepared.node.hostname,
         pid=os.getpid(),
         device=str(prepared.placement.device),
-        identity=None if shared else _identity(prepared),
-        hint=f"Each process sees {len(prepared.node.devices)} of its node's devices: "
-        f"start as many on a node ({command}), widen the mask, or give each process a "
-        "mask of its own."
-        if launch.devices_bound
-        else f'Strategy "{prepared.choice.name}" placed each by what its own process '
-        "sees: give every process of a node the same *_VISIBLE_DEVICES and distinct "
-        "local ranks, or each its own device.",
+        identity=None if prepared.choice.oversubscribe else _identity(prepared),
+        hint=_hint(prepared),
+    )
+
+
+def _hint(prepared: Prepared) -> str:
+    """Return what to change if this rank's device turns out to be taken."""
+    launch, count = prepared.placement.launch, len(prepared.node.devices)
+    if prepared.placement.device.mig and not prepared.can_share:
+        return (
+            "NCCL refuses two ranks on one GPU, MIG slices of it included: give each "
+            'rank a slice of a GPU of its own, or choose backend="gloo".'
+        )
+    if launch.devices_bound:
+        return (
+            f"Each process sees {count} of its node's devices: start as many on a node "
+            f"({launch.command(count)}), widen the mask, or give each process a mask "
+            "of its own."
+        )
+    return (
+        f'Strategy "{prepared.choice.name}" placed each by what its own process sees: '
+        "give every process of a node the same *_VISIBLE_DEVICES and distinct local "
+        "ranks, or each its own device."
     )
 
 
 def _identity(prepared: Prepared) -> str | None:
-    """Return what tells a device from all others; None where nothing does."""
+    """Return what tells a device from all others; None where nothing does.
+
+    For a backend that wants a device for each rank, a MIG slice counts as its GPU.
+    """
     launch, device = prepared.placement.launch, prepared.placement.device
     if device.kind == "cpu":
         return None
     number = device.index if device.physical_index is None else device.physical_index
-    own = device.uuid or device.pci_bus_id or f"{device.kind}:{number}"
-    if device.uuid and not prepared.rehearsal:
-        return own
+    whole = None if prepared.can_share else device.mig
+    own = whole or device.uuid or device.pci_bus_id or f"{device.kind}:{number}"
     if not prepared.rehearsal:
+        if own.startswith(("GPU-", "MIG-")) or own == device.uuid:
+            return own
         known = device.pci_bus_id or device.physical_index is not None
         unknown = launch.devices_bound and not known
         return None if unknown else f"{own} of {prepared.node.hostname}"

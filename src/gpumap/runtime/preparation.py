@@ -22,6 +22,7 @@ from gpumap.mapping.placement import (
     place,
     refuse_conflicts,
 )
+from gpumap.mapping.visibility import doubt
 
 __all__ = ["Asked", "Prepared", "launch_of_group", "prepare"]
 
@@ -117,6 +118,11 @@ class Prepared:
     rehearsal: str | None
 
     @property
+    def can_share(self) -> bool:
+        """Whether the backend lets two ranks use one device."""
+        return _can_share(self.backend)
+
+    @property
     def backend_in_use(self) -> str:
         """The process group's backend; gloo in a rehearsal."""
         return "gloo" if self.rehearsal else self.backend
@@ -143,11 +149,13 @@ def prepare(asked: Asked, launch: Launch) -> Prepared:
         oversubscribe=choice.oversubscribe,
     )
     backend = asked.backend or _default_backend(placement.device.kind)
-    can_share = not any(name in backend for name in _ONE_RANK_A_DEVICE)
-    refuse_conflicts(placement, node, choice, can_share=can_share)
-    idle = idle_devices(placement, node, choice)
-    if idle and (launch.local_rank or 0) == 0:
-        log.log(logging.INFO if choice.gpus is None else logging.WARNING, "%s", idle)
+    refuse_conflicts(placement, node, choice, can_share=_can_share(backend))
+    if (launch.local_rank or 0) == 0:
+        if idle := idle_devices(placement, node, choice):
+            level = logging.INFO if choice.gpus is None else logging.WARNING
+            log.log(level, "%s", idle)
+        if slip := doubt(node, asked.environ):
+            log.warning("%s", slip)
     device = _torch_device(placement, rehearsal)
     if device.type != "cpu":
         # Before anything else, so that no later step opens a context on device 0.
@@ -195,6 +203,10 @@ def _node(asked: Asked, launch: Launch, rehearsal: str | None) -> Node:
             )
         return node
     return detect_node(asked.device, asked.environ)
+
+
+def _can_share(backend: str) -> bool:
+    return not any(name in backend for name in _ONE_RANK_A_DEVICE)
 
 
 def _default_backend(kind: str) -> str:

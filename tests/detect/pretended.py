@@ -1,0 +1,179 @@
+"""A machine with GPUs, as torch and NVML would tell of it: no test machine has one.
+
+Both fakes are made from one Node, the JSON of a rehearsal. They answer the calls that
+gpumap makes and no others, with the types and the constants of the real ones.
+"""
+
+import sys
+from collections.abc import Sequence
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+
+from gpumap.mapping.devices import Device, Link, Node
+
+LEVELS = {"PIX": 10, "PXB": 20, "PHB": 30, "NODE": 40, "SYS": 50}
+
+
+def pretend_torch(
+    monkeypatch: pytest.MonkeyPatch,
+    devices: Sequence[Device],
+    *,
+    started: bool = False,
+    hip: str | None = None,
+) -> None:
+    """Let torch tell of these devices, in this order."""
+    kind = devices[0].kind
+    module = SimpleNamespace(
+        get_device_properties=lambda index: properties(devices[index]),
+        is_initialized=lambda: started,
+    )
+    accelerator = torch.accelerator
+    monkeypatch.setattr(accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(accelerator, "current_accelerator", lambda: torch.device(kind))
+    monkeypatch.setattr(accelerator, "device_count", lambda: len(devices))
+    monkeypatch.setattr(torch, "get_device_module", lambda _: module)
+    monkeypatch.setattr(torch.version, "hip", hip)
+
+
+def properties(device: Device) -> SimpleNamespace:
+    """Return what torch 2.13's device properties hold of a device."""
+    found = SimpleNamespace(
+        name=device.name,
+        total_memory=device.total_memory,
+        multi_processor_count=device.multiprocessors,
+        uuid=(device.mig or device.uuid or "").partition("-")[2],
+    )
+    if device.compute_capability:
+        found.major, found.minor = device.compute_capability
+    if device.pci_bus_id:
+        domain, bus, rest = device.pci_bus_id.split(":")
+        found.pci_domain_id, found.pci_bus_id = int(domain, 16), int(bus, 16)
+        found.pci_device_id = int(rest.split(".")[0], 16)
+    return found
+
+
+class NVMLError(Exception):
+    """What pynvml raises."""
+
+
+class Nvml(ModuleType):
+    """pynvml, for a Node; a handle is a Device, a sliced GPU one without a slice."""
+
+    NVMLError = NVMLError
+    NVML_NVLINK_MAX_LINKS = 18
+
+    def __init__(self, node: Node, *, switched: bool = False) -> None:
+        """Tell of this node; switched puts its NVLinks behind switches."""
+        super().__init__("pynvml")
+        self.node = node
+        self.switched = switched
+        self.open = 0
+        uuids = dict.fromkeys(device.mig or device.uuid for device in node.devices)
+        self.gpus = [
+            next(d for d in node.devices if uuid in (d.mig, d.uuid)).model_copy(
+                update={"uuid": uuid, "mig": None}
+            )
+            for uuid in uuids
+        ]
+
+    def nvmlInit(self) -> None:
+        self.open += 1
+
+    def nvmlShutdown(self) -> None:
+        self.open -= 1
+
+    def nvmlDeviceGetCount(self) -> int:
+        return len(self.gpus)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> Device:
+        return self.gpus[index]
+
+    def nvmlDeviceGetUUID(self, handle: Device) -> bytes:
+        return str(handle.uuid).encode()  # text in newer versions, bytes in older
+
+    def nvmlDeviceGetName(self, handle: Device) -> str:
+        return str(handle.name)
+
+    def nvmlDeviceGetPciInfo(self, handle: Device) -> SimpleNamespace:
+        return SimpleNamespace(busId=str(handle.pci_bus_id).upper().encode())
+
+    def nvmlDeviceGetMemoryInfo(self, handle: Device) -> SimpleNamespace:
+        return SimpleNamespace(total=handle.total_memory, free=handle.free_memory)
+
+    def nvmlDeviceGetUtilizationRates(self, handle: Device) -> SimpleNamespace:
+        if handle.utilization is None:
+            raise NVMLError
+        return SimpleNamespace(gpu=handle.utilization, memory=0)
+
+    def nvmlDeviceGetCudaComputeCapability(self, handle: Device) -> tuple[int, int]:
+        assert handle.compute_capability
+        return handle.compute_capability
+
+    def nvmlDeviceGetMemoryAffinity(
+        self, handle: Device, words: int, scope: int
+    ) -> list[int]:
+        assert scope == 0
+        bits = 0 if handle.numa_node is None else 1 << handle.numa_node
+        return [bits >> 64 * word & (2**64 - 1) for word in range(words)]
+
+    def nvmlDeviceGetCpuAffinity(self, handle: Device, words: int) -> list[int]:
+        bits = sum(1 << cpu for cpu in handle.cpu_affinity or ())
+        return [bits >> 64 * word & (2**64 - 1) for word in range(words)]
+
+    def nvmlDeviceGetMigMode(self, handle: Device) -> list[int]:
+        sliced = any(device.mig == handle.uuid for device in self.node.devices)
+        return [int(sliced), int(sliced)]
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, _handle: Device) -> int:
+        return 7
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: Device, index: int) -> Device:
+        parts = [d for d in self.node.devices if d.mig == handle.uuid]
+        if index >= len(parts):
+            raise NVMLError
+        return parts[index]
+
+    def nvmlDeviceGetAttributes(self, handle: Device) -> SimpleNamespace:
+        return SimpleNamespace(multiprocessorCount=handle.multiprocessors)
+
+    def nvmlDeviceGetTopologyCommonAncestor(self, one: Device, two: Device) -> int:
+        return LEVELS[self.link(one, two).pcie or "SYS"]
+
+    def nvmlDeviceGetNvLinkState(self, handle: Device, link: int) -> int:
+        if link >= len(self.ends(handle)):
+            raise NVMLError
+        return 1
+
+    def nvmlDeviceGetNvLinkRemoteDeviceType(self, _handle: Device, _link: int) -> int:
+        return 2 if self.switched else 0
+
+    def nvmlDeviceGetNvLinkRemotePciInfo(
+        self, handle: Device, link: int
+    ) -> SimpleNamespace:
+        return self.nvmlDeviceGetPciInfo(self.ends(handle)[link])
+
+    def link(self, one: Device, two: Device) -> Link:
+        pair = {one.index, two.index}
+        return next(x for x in self.node.links if {x.a, x.b} == pair)
+
+    def ends(self, handle: Device) -> list[Device]:
+        """Return where each NVLink of a GPU leads; all of them to switches, if so."""
+        counts = [
+            (other, self.link(handle, other).nvlinks)
+            for other in self.gpus
+            if other != handle and self.node.links
+        ]
+        if self.switched:
+            return [handle] * max(count for _, count in counts)
+        return [other for other, count in counts for _ in range(count)]
+
+
+def pretend_nvml(
+    monkeypatch: pytest.MonkeyPatch, node: Node, *, switched: bool = False
+) -> Nvml:
+    """Let pynvml tell of all devices of a node, in its order."""
+    nvml = Nvml(node, switched=switched)
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    return nvml
