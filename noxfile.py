@@ -88,6 +88,15 @@ def launchers(session: nox.Session) -> None:
     session.run("pytest", *(session.posargs or ["tests/launchers"]))
 
 
+@nox.session(venv_params=["--system-site-packages"])
+def gpu(session: nox.Session) -> None:
+    """Run what needs an NVIDIA GPU, with the CUDA build of torch that is installed."""
+    session.install(*nox.project.dependency_groups(PROJECT, "tests"))
+    session.install("-e", ".[nvml]")
+    session.run("pytest", "-rs", "tests/gpu", *session.posargs)
+    session.run("python", "-m", "gpumap")
+
+
 @nox.session
 def lint(session: nox.Session) -> None:
     """Check format, lint rules, the folders' import rules and spelling."""

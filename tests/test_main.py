@@ -1,48 +1,81 @@
 """`python -m gpumap` shows what is there and changes nothing."""
 
-import pytest
+import json
+import sys
+from pathlib import Path
 
+import pytest
+import torch
+from nodes import MIG
+from pretended import pretend_nvml
+
+import gpumap
 from gpumap.__main__ import main
+
+Shown = pytest.CaptureFixture[str]
+LAUNCHED = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
 
 
 @pytest.fixture(autouse=True)
+def no_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the extra, unless a test has it."""
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+
+
+@pytest.fixture
 def one_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
     """Be rank 1 of 2 on a rehearsed DGX A100."""
-    variables = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
-    variables |= {"LOCAL_WORLD_SIZE": "2", "GPUMAP_REHEARSAL": "dgx-a100"}
-    for name, value in variables.items():
+    for name, value in (LAUNCHED | {"GPUMAP_REHEARSAL": "dgx-a100"}).items():
         monkeypatch.setenv(name, value)
 
 
-def test_it_shows_launch_node_and_placement(capsys: pytest.CaptureFixture[str]) -> None:
-    """Of this rank alone."""
+@pytest.mark.usefixtures("one_of_two")
+def test_a_rank_shows_its_launch_its_node_and_its_own_placement(capsys: Shown) -> None:
+    """The tables are local rank 0's to show: once a node is enough."""
     assert main(["--gpus", "2,GPU-a1000005"]) == 0
-    out = capsys.readouterr().out.splitlines()
-    assert out[0] == (
-        "launch: torch variables, rank 1 of 2, local rank 1 of 2, node 0 of 1, "
-        "store ?:?"
-    )
-    assert out[1].startswith("node: dgx-a100 (rehearsal of dgx-a100). Visible on dgx-")
-    assert [line.split()[:5] for line in out[3:]] == [
-        ["1", "0", "dgx-a100", "1", "cuda:5"]
+    assert capsys.readouterr().out.splitlines() == [
+        (
+            "launch: torch variables, rank 1 of 2, local rank 1 of 2, node 0 of 1, "
+            "store ?:?"
+        ),
+        "node: dgx-a100 (rehearsal of dgx-a100): 8 devices visible",
+        "rank  node  host      local_rank  device                  "
+        "name                   why",
+        "1     0     dgx-a100  1           cuda:5 (GPU-a1000005…)  "
+        "NVIDIA A100-SXM4-40GB  explicit: gpus[local_rank]",
     ]
 
 
-def test_it_shows_the_plan_of_the_node(capsys: pytest.CaptureFixture[str]) -> None:
-    """All ranks of this node, as this rank works them out."""
-    assert main(["--plan", "--gpus", "2,3"]) == 0
-    rows = capsys.readouterr().out.splitlines()[3:]
-    assert [row.split()[4] for row in rows] == ["cuda:2", "cuda:3"]
+@pytest.mark.usefixtures("one_of_two")
+def test_local_rank_0_shows_devices_links_and_the_plan_of_the_node(
+    capsys: Shown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Devices in both numberings, under the mask."""
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,2")
+    assert main([]) == 0
+    head, devices, links, plan = capsys.readouterr().out.split("\n\n")
+    assert "(rehearsal of dgx-a100), CUDA_VISIBLE_DEVICES='6,2': 2 devices" in head
+    assert [row.split()[:2] for row in devices.splitlines()[1:]] == [
+        ["cuda:0", "6"],
+        ["cuda:1", "2"],
+    ]
+    assert "00000000:b7:00.0" in devices
+    assert links.splitlines()[1].split() == ["cuda:0", "X", "NV12"]
+    assert [row.split()[4] for row in plan.splitlines()[1:]] == ["cuda:0", "cuda:1"]
 
 
-def test_it_says_what_would_stop_a_session(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.usefixtures("one_of_two")
+def test_it_says_what_would_stop_a_session(capsys: Shown) -> None:
     """In the error's own words, with exit code 1."""
     assert main(["--gpus", "2,9"]) == 1
     assert "DeviceError: there is no device 9 on dgx-a100." in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("one_of_two")
 def test_a_launch_that_contradicts_itself_is_said(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: Shown, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is shown that was not read."""
     monkeypatch.setenv("RANK", "7")
@@ -50,19 +83,128 @@ def test_a_launch_that_contradicts_itself_is_said(
     assert capsys.readouterr().out.startswith("LaunchError: rank 7 is out of range")
 
 
-@pytest.mark.parametrize("wrong", ["", "2,,3"])
-def test_an_empty_entry_is_told_with_its_option(
-    wrong: str, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("option", "wrong"),
+    [
+        *(("--gpus", ""), ("--gpus", "2,,3"), ("--nproc", "0"), ("--nproc", "two")),
+        *(("--scores", "speed"), ("--scores", "0=fast"), ("--scores", "=1")),
+    ],
+)
+def test_a_value_that_cannot_be_read_is_told_with_its_option(
+    option: str, wrong: str, capsys: Shown
 ) -> None:
     """As argparse does, with exit code 2."""
     with pytest.raises(SystemExit) as caught:
-        main(["--gpus", wrong])
+        main([option, wrong])
     assert caught.value.code == 2
-    assert "argument --gpus" in capsys.readouterr().err
+    assert f"argument {option}" in capsys.readouterr().err
 
 
-def test_two_ranks_on_one_device_are_said(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.usefixtures("one_of_two")
+def test_two_ranks_on_one_device_are_said(capsys: Shown) -> None:
     """As a session would."""
-    assert main(["--plan", "--strategy", "modulo", "--gpus", "2"]) == 1
+    assert main(["--strategy", "modulo", "--gpus", "2"]) == 1
     out = capsys.readouterr().out
     assert "PlacementError: rank 0 and rank 1 are both placed on cuda:2" in out
+
+
+@pytest.mark.parametrize(
+    ("options", "devices"),
+    [
+        ("--machine dgx1-v100 --nproc 2 --strategy linked", ["cuda:0", "cuda:3"]),
+        ("--machine t4x4 --gpus 3,1", ["cuda:3", "cuda:1"]),
+        ("--machine rtx3090x2", ["cuda:0", "cuda:1"]),
+        ("--machine rtx3090-gtx1080 --nproc 1 --scores memory", ["cuda:0"]),
+        ("--machine t4x4 --nproc 2 --scores 3=9,2=7,1=1,0=1", ["cuda:3", "cuda:2"]),
+    ],
+)
+def test_a_machine_one_does_not_have_is_planned(
+    capsys: Shown, options: str, devices: list[str]
+) -> None:
+    """As many processes as devices, unless --nproc says."""
+    assert main([*options.split(), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    placed = [f"cuda:{place['device']['index']}" for place in report["placements"]]
+    assert placed == devices
+    assert report["error"] is None
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            "--machine dgx1-v100 --nproc 2 --gpus 0,5",
+            "cuda:0, cuda:5 reach each other through SYS at best, cuda:0, cuda:3 "
+            'through NV2: write gpus=[0, 3], or let strategy="linked" choose.',
+        ),
+        (
+            "--machine rtx3090-gtx1080",
+            "cuda:1 (GPU-30910001…) is a NVIDIA GeForce GTX 1080 among others: every "
+            "step waits for the slowest",
+        ),
+        (
+            "--machine rtx3090x4 --nproc 2",
+            "2 of 4 devices on rtx3090x4 will be used. "
+            "To use all: torchrun --nproc-per-node 4",
+        ),
+    ],
+)
+def test_it_warns_of_what_works_and_could_be_better(
+    capsys: Shown, options: str, said: str
+) -> None:
+    """One line each, after the plan."""
+    assert main(options.split()) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith(f"warning: {said}") for line in lines), lines
+
+
+def test_a_mask_that_is_a_slip_is_said(
+    capsys: Shown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where it leaves nothing to start on."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", '"0"')
+    assert main(["--machine", "t4x4", "--gpus", "0"]) == 1
+    out = capsys.readouterr().out
+    assert "warning: CUDA_VISIBLE_DEVICES='\"0\"' has '\"0\"', which is neither" in out
+    assert "DeviceError: there is no device 0 on t4x4." in out
+
+
+def test_a_saved_node_can_be_rehearsed(
+    tmp_path: Path, capsys: Shown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same node comes back; under a mask, what it left is told to be a part."""
+    path = tmp_path / "here.json"
+    assert main(["--machine", "t4x4", "--save", str(path)]) == 0
+    assert gpumap.Node.model_validate_json(path.read_text()) == gpumap.machine("t4x4")
+    assert main(["--machine", str(path), "--gpus", "1"]) == 0
+    capsys.readouterr()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert main(["--machine", "t4x4", "--save", str(path)]) == 0
+    assert "holds what CUDA_VISIBLE_DEVICES leaves visible" in capsys.readouterr().out
+    assert main(["--machine", "t4x4", "--save", str(tmp_path)]) == 1
+    assert "nothing was saved: " in capsys.readouterr().out
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="needs no GPU")
+def test_devices_that_torch_does_not_see_are_said(
+    capsys: Shown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver has them; this torch has no CUDA."""
+    pretend_nvml(monkeypatch, MIG)
+    assert main([]) == 0
+    out = capsys.readouterr().out
+    assert "warning: NVML finds 5 NVIDIA devices, and torch 2" in out
+    assert "none: it is built without CUDA." in out
+
+
+def test_the_page_shows_what_is_printed(
+    capsys: Shown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The example in docs/devices.md, word for word."""
+    page = (Path(__file__).parent.parent / "docs/devices.md").read_text()
+    example = page.split("```shell\n")[1].split("```")[0]
+    command, shown = example.split("\n", maxsplit=1)
+    assert command == ("$ CUDA_VISIBLE_DEVICES=6,2 python -m gpumap --machine dgx-a100")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,2")
+    assert main(["--machine", "dgx-a100"]) == 0
+    assert capsys.readouterr().out == shown

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from gpumap.mapping.refs import DeviceRef
     from gpumap.mapping.topology import parse_topology
     from gpumap.runtime.ddp import ddp_session
+    from gpumap.runtime.measuring import measure
     from gpumap.runtime.session import Session, current, session
 
 _HOME = {
@@ -54,6 +55,7 @@ _HOME = {
     "detect_launch": "detect.launchers",
     "detect_node": "detect.hardware",
     "machine": "detect.rehearsal",
+    "measure": "runtime.measuring",
     "parse_topology": "mapping.topology",
     "place": "mapping.placement",
     "plan": "mapping.plan",
@@ -83,6 +85,7 @@ __all__ = [
     "detect_launch",
     "detect_node",
     "machine",
+    "measure",
     "parse_topology",
     "place",
     "plan",

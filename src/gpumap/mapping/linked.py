@@ -9,7 +9,7 @@ from gpumap.errors import PlacementError
 from gpumap.mapping.devices import Device, Link, Node
 from gpumap.mapping.refs import DeviceRef, resolve_all
 
-__all__ = ["BANDWIDTHS", "MOST_EXACT", "best_linked", "link_speeds"]
+__all__ = ["BANDWIDTHS", "MOST_EXACT", "best_linked", "link_speeds", "ring_link"]
 
 # GB/s in one direction, of one NVLink and of each other class: a model, whose order is
 # what a choice rests on. NVLink and PCIe 3 x16: NCCL src/graph/topo.h (2.30); NODE and
@@ -68,6 +68,22 @@ def best_linked(
     return tuple(node.devices[index] for index in chosen)
 
 
+def ring_link(
+    node: Node,
+    devices: Iterable[Device],
+    bandwidths: Mapping[str, float] = BANDWIDTHS,
+) -> tuple[float, Link | None]:
+    """Return the slowest link of the best ring through 2 to 16 devices, and its GB/s.
+
+    The link is None where that pair's is not known.
+    """
+    chosen = tuple(sorted({device.index for device in devices}))
+    task = _Task(link_speeds(node, bandwidths), [], len(chosen), frozenset())
+    speed = next(s for s in (*task.levels(chosen), 0.0) if task.ring(chosen, s))
+    inside = (link for link in node.links if {link.a, link.b} <= set(chosen))
+    return speed, next((x for x in inside if _speed(x, bandwidths) == speed), None)
+
+
 def link_speeds(
     node: Node, bandwidths: Mapping[str, float] = BANDWIDTHS
 ) -> list[list[float]]:
@@ -99,14 +115,14 @@ class _Task:
         if self.k == len(members):
             return tuple(members)
         found: tuple[int, ...] = ()
-        for level in self._levels(members):
+        for level in self.levels(members):
             best = (-1.0, 0)
             for chosen in self._sets(members):
                 total = self._total(chosen)
                 if total < best[0]:
                     continue
                 worth = (total, -self._nodes(chosen))
-                if worth > best and self._ring(chosen, level):
+                if worth > best and self.ring(chosen, level):
                     best, found = worth, chosen
             if found:
                 break
@@ -133,7 +149,7 @@ class _Task:
                     break
         return tuple(sorted(chosen))
 
-    def _levels(self, members: Sequence[int]) -> list[float]:
+    def levels(self, members: Sequence[int]) -> list[float]:
         pairs = combinations(members, 2)
         return sorted({self.speeds[a][b] for a, b in pairs} or {0.0}, reverse=True)
 
@@ -157,7 +173,7 @@ class _Task:
         )
         return slowest, self._total(members), -self._nodes(members), -sum(members)
 
-    def _ring(self, chosen: tuple[int, ...], level: float) -> bool:
+    def ring(self, chosen: tuple[int, ...], level: float) -> bool:
         """Tell whether a ring through all of a set has no link slower than a level."""
         if len(chosen) < 3:  # noqa: PLR2004 - one device, or a pair: there is one way
             return all(self.speeds[a][b] >= level for a, b in combinations(chosen, 2))

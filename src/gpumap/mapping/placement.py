@@ -184,8 +184,13 @@ def idle_devices(placement: Placement, node: Node, choice: Choice) -> str | None
 
 
 def runs_on_cpu(choice: Choice, node: Node) -> bool:
-    """Tell whether there is no accelerator, and none was asked for."""
-    return not node.devices and choice.gpus is None and choice.scores is None
+    """Tell whether there is no accelerator, and none was asked for.
+
+    Scores that measure() took of the CPU ask for none.
+    """
+    scores = choice.scores
+    unscored = scores is None or (not callable(scores) and list(scores) == ["cpu"])
+    return not node.devices and choice.gpus is None and unscored
 
 
 def placement_on(

@@ -1,6 +1,6 @@
 """Who trains where in a whole cluster, before anything is started."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from gpumap.errors import LaunchError
@@ -16,8 +16,9 @@ from gpumap.mapping.placement import (
 )
 from gpumap.mapping.ranks import Distribution, RankLayout
 from gpumap.mapping.strategies import by_rank, pick, pool_of
+from gpumap.mapping.tables import placement_table
 
-__all__ = ["Plan", "as_table", "plan"]
+__all__ = ["Plan", "plan"]
 
 _Key = tuple[int, int, str | None]
 
@@ -89,7 +90,7 @@ class Plan(Sequence[Placement]):
     def explain(self) -> str:
         """Return a table with a line for each rank, and one for each conflict."""
         conflicts = (f"conflict: {conflict}" for conflict in self.conflicts())
-        table = as_table(self, lambda node_rank: self.nodes[node_rank].hostname)
+        table = placement_table(self, lambda node_rank: self.nodes[node_rank].hostname)
         return "\n".join([table, *conflicts])
 
     def _pool(self, node_rank: int) -> tuple[Device, ...]:
@@ -143,23 +144,3 @@ def plan(
         )
     choice = Choice.of(strategy, gpus, scores, oversubscribe=oversubscribe)
     return Plan(nodes, RankLayout(local_world_sizes, distribution), choice)
-
-
-def as_table(placements: Iterable[Placement], hostname: Callable[[int], str]) -> str:
-    """Return placements as text, a line each; hostname names a node_rank's host."""
-    rows = [("rank", "node", "host", "local_rank", "device", "name", "why")]
-    for placement in placements:
-        launch, device = placement.launch, placement.device
-        rows.append(
-            (
-                str(launch.rank),
-                str(launch.node_rank or 0),
-                hostname(launch.node_rank or 0),
-                str(launch.local_rank),
-                str(device),
-                device.name or "",
-                placement.why,
-            )
-        )
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)

@@ -1,0 +1,84 @@
+"""Placements, devices and links as text, for people."""
+
+from collections.abc import Callable, Iterable, Sequence
+
+from gpumap.mapping.devices import Device, Link, Node
+from gpumap.mapping.placement import Placement
+
+__all__ = ["device_table", "link_name", "link_table", "placement_table"]
+
+_COLUMNS: dict[str, Callable[[Device], object]] = {
+    "device": lambda d: f"{d.kind}:{d.index}",
+    "physical": lambda d: d.physical_index,
+    "UUID": lambda d: d.uuid,
+    "PCI bus ID": lambda d: d.pci_bus_id,
+    "name": lambda d: d.name,
+    "memory": lambda d: _gib(d.total_memory),
+    "free": lambda d: _gib(d.free_memory),
+    "busy": lambda d: None if d.utilization is None else f"{d.utilization} %",
+    "SMs": lambda d: d.multiprocessors,
+    "NUMA": lambda d: d.numa_node,
+    "slice of": lambda d: d.mig,
+}
+
+
+def placement_table(
+    placements: Iterable[Placement], hostname: Callable[[int], str]
+) -> str:
+    """Return a line for each placement; hostname names a node_rank's host."""
+    rows = [["rank", "node", "host", "local_rank", "device", "name", "why"]]
+    for placement in placements:
+        launch, device = placement.launch, placement.device
+        node = launch.node_rank or 0
+        rows.append(
+            [
+                *(str(launch.rank), str(node), hostname(node), str(launch.local_rank)),
+                *(str(device), device.name or "", placement.why),
+            ]
+        )
+    return _aligned(rows)
+
+
+def device_table(node: Node) -> str:
+    """Return a line for each device, in torch's order and with both numberings.
+
+    A column of which nothing is known is left out.
+    """
+    known = {
+        name: ["" if (x := value(d)) is None else str(x) for d in node.devices]
+        for name, value in _COLUMNS.items()
+    }
+    columns = [[name, *cells] for name, cells in known.items() if any(cells)]
+    return _aligned([list(row) for row in zip(*columns, strict=True)])
+
+
+def link_table(node: Node) -> str:
+    """Return the link between each two devices, in the words of `nvidia-smi topo -m`.
+
+    By torch's indices, which need not be nvidia-smi's.
+    """
+    names = [f"{device.kind}:{device.index}" for device in node.devices]
+    cells = [
+        ["X" if a == b else "?" for b in range(len(names))] for a in range(len(names))
+    ]
+    for link in node.links:
+        cells[link.a][link.b] = cells[link.b][link.a] = link_name(link)
+    rows = [["links", *names]]
+    rows += [[name, *row] for name, row in zip(names, cells, strict=True)]
+    return _aligned(rows)
+
+
+def link_name(link: Link) -> str:
+    """Return NV2 for two NVLinks, XGMI, or the path over PCIe; ? for an unknown one."""
+    if link.nvlinks:
+        return f"NV{link.nvlinks}"
+    return "XGMI" if link.xgmi else link.pcie or "?"
+
+
+def _gib(size: int | None) -> str | None:
+    return None if size is None else f"{size / 2**30:.1f} GiB"
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)

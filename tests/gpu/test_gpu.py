@@ -1,0 +1,129 @@
+"""What only a machine with an NVIDIA GPU can show; one is enough.
+
+`nox -s gpu` runs these with the torch that is installed; elsewhere they are skipped.
+"""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.distributed as dist
+from jobs import clean_environment, run
+
+import gpumap
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available(), reason="needs an NVIDIA GPU, and there is none"
+    ),
+]
+
+# Asks the driver itself on which devices this process has a context.
+CONTEXTS = """
+import ctypes, json
+import gpumap
+
+def contexts():
+    cuda = ctypes.CDLL("libcuda.so.1")
+    cuda.cuInit(0)
+    count = ctypes.c_int()
+    cuda.cuDeviceGetCount(ctypes.byref(count))
+    found = []
+    for index in range(count.value):
+        device, flags, active = ctypes.c_int(), ctypes.c_uint(), ctypes.c_int()
+        cuda.cuDeviceGet(ctypes.byref(device), index)
+        cuda.cuDevicePrimaryCtxGetState(
+            device, ctypes.byref(flags), ctypes.byref(active)
+        )
+        found += [index] * active.value
+    return found
+
+node = gpumap.detect_node()
+detected = contexts()
+last = len(node.devices) - 1
+with gpumap.session(gpus=[last]) as s:
+    s.device
+    inside = contexts()
+print(json.dumps([detected, inside, last]))
+"""
+
+
+def alone(code: str) -> str:
+    """Run Python code in a single process of its own, and return its last line."""
+    environ = {
+        name: value
+        for name, value in os.environ.items()
+        if name in clean_environment() or name.startswith("CUDA")
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.splitlines()[-1]
+
+
+def test_torch_and_nvml_tell_of_the_same_devices() -> None:
+    """By UUID, bus and name; memory within what the driver keeps for itself."""
+    nvml = pytest.importorskip("pynvml", reason="needs nvidia-ml-py, the extra nvml")
+    nvml.nvmlInit()
+    for device in gpumap.detect_node("cuda").devices:
+        handle = nvml.nvmlDeviceGetHandleByUUID(device.uuid)
+        properties = torch.cuda.get_device_properties(device.index)
+        assert str(properties.uuid) in str(device.uuid)
+        assert nvml.nvmlDeviceGetName(handle) == device.name == properties.name
+        assert nvml.nvmlDeviceGetIndex(handle) == device.physical_index
+        assert device.pci_bus_id == nvml.nvmlDeviceGetPciInfo(handle).busId.lower()
+        total = nvml.nvmlDeviceGetMemoryInfo(handle).total
+        assert 0.9 * total < (device.total_memory or 0) <= total
+        assert 0 <= (device.free_memory or 0) <= total
+        assert device.numa_node is None or device.cpu_affinity
+    nvml.nvmlShutdown()
+
+
+def test_one_process_trains_over_nccl() -> None:
+    """On the device it was placed on, in a group that is gone afterwards."""
+    with gpumap.ddp_session(torch.nn.Linear(2, 1)) as m:
+        assert dist.get_backend() == "nccl"
+        device = gpumap.current().device
+        assert device == torch.device("cuda", 0)
+        m(torch.ones(4, 2, device=device)).sum().backward()
+        assert m.module.weight.grad.tolist() == [[4.0, 4.0]]
+    assert not dist.is_initialized()
+
+
+def test_two_processes_on_one_gpu_are_refused_before_nccl() -> None:
+    """Each with a mask of its own: the UUID gives them away."""
+    uuid = gpumap.detect_node("cuda").devices[0].uuid
+    ended = run(
+        "timed", every={"CUDA_VISIBLE_DEVICES": str(uuid), "NCCL_DEBUG": "INFO"}
+    )
+    for rank in ended:
+        assert rank.code == 1
+        assert f"rank 0 and rank 1 are both on one device, {uuid}." in rank.out
+        assert "RollCallError" in rank.out
+        assert "Duplicate GPU" not in rank.out
+        assert "NCCL INFO" not in rank.out
+
+
+def test_no_context_besides_its_own() -> None:
+    """None for looking; in a session, one on its own device."""
+    detected, inside, own = json.loads(alone(CONTEXTS))
+    assert detected == []
+    assert inside in ([], [own])
+
+
+def test_every_device_is_measured_in_a_process_of_its_own() -> None:
+    """Faster than any CPU, keyed by UUID."""
+    scores = gpumap.measure()
+    devices = gpumap.detect_node("cuda").devices
+    assert list(scores) == [device.uuid for device in devices]
+    assert all(score > 1 for score in scores.values())

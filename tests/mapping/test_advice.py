@@ -1,0 +1,72 @@
+"""What is worth a second thought in a choice of devices that works."""
+
+import pytest
+from nodes import node
+
+from gpumap.detect.rehearsal import machine
+from gpumap.mapping.advice import advice
+from gpumap.mapping.devices import Link, Node
+
+
+def advised(name: str | Node, *indices: int) -> list[str]:
+    """Return the advice on these devices of a machine."""
+    n1 = machine(name) if isinstance(name, str) else name
+    return advice([n1.devices[index] for index in indices], n1)
+
+
+@pytest.mark.parametrize(
+    ("name", "indices", "worse", "better"),
+    [
+        # NVLink runs 0-3 and 1-2; 0-1 and 2-3 share a CPU, the rest cross.
+        ("rtx8000x4", (0, 1), "cuda:0, cuda:1 reach each other through NODE", "[0, 3]"),
+        ("rtx8000x4", (2, 0), "cuda:2, cuda:0 reach each other through SYS", "[0, 3]"),
+        ("t4x4", (0, 3), "cuda:0, cuda:3 reach each other through SYS", "[1, 2]"),
+        # Both are NVLinked, one pair with two.
+        ("dgx1-v100", (0, 1), "cuda:0, cuda:1 reach each other through NV1", "[0, 3]"),
+        ("dgx1-v100", (0, 1, 5), "through SYS at best", "[0, 2, 3]"),
+    ],
+)
+def test_a_badly_linked_choice_is_told_the_better_one(
+    name: str, indices: tuple[int, ...], worse: str, better: str
+) -> None:
+    """By the slowest link of the best ring, as "linked" chooses."""
+    [sentence] = advised(name, *indices)
+    assert worse in sentence
+    assert f"write gpus={better}," in sentence
+
+
+def test_a_pair_whose_path_is_not_known_is_told_of_one_that_is() -> None:
+    """Unknown counts as unconnected, as for "linked"."""
+    n1 = node(3).model_copy(update={"links": (Link(a=0, b=1, nvlinks=4),)})
+    [sentence] = advised(n1, 1, 2)
+    assert "cuda:1, cuda:2 reach each other through an unknown path" in sentence
+
+
+@pytest.mark.parametrize(
+    ("name", "indices"),
+    [
+        ("rtx8000x4", (3, 0)),
+        ("rtx8000x4", (0, 1, 2, 3)),
+        ("dgx-a100", (6, 1)),
+        ("rtx4090x8-sys", (0, 7)),
+        ("rtx3090x4", (2,)),
+        ("rtx3090x4", (2, 2)),
+    ],
+)
+def test_a_choice_that_no_other_beats_is_left_alone(
+    name: str, indices: tuple[int, ...]
+) -> None:
+    """All pairs alike, the best pair, or no pair at all."""
+    assert advised(name, *indices) == []
+
+
+def test_without_links_there_is_nothing_to_say() -> None:
+    """They are known through NVML alone."""
+    assert advised(node(4), 0, 3) == []
+
+
+def test_the_slower_card_of_a_mixed_set_is_named() -> None:
+    """82 multiprocessors and 20: leave the second out."""
+    [sentence] = advised("rtx3090-gtx1080", 1, 0)
+    assert sentence.startswith("cuda:1 (GPU-30910001…) is a NVIDIA GeForce GTX 1080")
+    assert "Leave it out with gpus=[0]" in sentence

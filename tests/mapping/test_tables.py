@@ -1,0 +1,47 @@
+"""Placements, devices and links as text."""
+
+from nodes import MIG, node
+
+from gpumap.detect.rehearsal import machine
+from gpumap.mapping.devices import Device, Link, Node
+from gpumap.mapping.tables import device_table, link_name, link_table
+
+
+def test_a_link_table_is_what_nvidia_smi_prints() -> None:
+    """The matrix of four RTX 8000, less its CPU column."""
+    assert link_table(machine("rtx8000x4")).splitlines() == [
+        "links   cuda:0  cuda:1  cuda:2  cuda:3",
+        "cuda:0  X       NODE    SYS     NV2",
+        "cuda:1  NODE    X       NV2     SYS",
+        "cuda:2  SYS     NV2     X       NODE",
+        "cuda:3  NV2     SYS     NODE    X",
+    ]
+
+
+def test_a_link_that_is_not_known_is_a_question_mark() -> None:
+    """Of three devices one pair is known, and it is AMD's."""
+    n1 = node(3).model_copy(update={"links": (Link(a=0, b=2, xgmi=True),)})
+    assert link_table(n1).splitlines()[1].split() == ["cuda:0", "X", "?", "XGMI"]
+    assert link_name(Link(a=0, b=1)) == "?"
+
+
+def test_devices_are_told_in_both_numberings() -> None:
+    """Sizes in GiB; what is not known is blank, and a column of blanks is left out."""
+    cards = (
+        Device(kind="cuda", index=0, physical_index=3, total_memory=42505273344),
+        Device(
+            kind="cuda", index=1, physical_index=1, free_memory=2**30, utilization=0
+        ),
+    )
+    assert device_table(Node(hostname="n1", devices=cards)).splitlines() == [
+        "device  physical  memory    free     busy",
+        "cuda:0  3         39.6 GiB",
+        "cuda:1  1                   1.0 GiB  0 %",
+    ]
+
+
+def test_a_slice_is_shown_with_its_gpu() -> None:
+    """In the last column."""
+    rows = device_table(MIG).splitlines()
+    assert rows[0].endswith("slice of")
+    assert rows[5].endswith("GPU-08279800-1cbe-a71d-f3e6-8f67e15ae54a")
