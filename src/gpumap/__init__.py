@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from gpumap.runtime.ddp import ddp_session
     from gpumap.runtime.measuring import measure
     from gpumap.runtime.session import Session, current, session
+    from gpumap.runtime.spawn import spawn
 
 _HOME = {
     "Conflict": "mapping.placement",
@@ -60,6 +61,7 @@ _HOME = {
     "place": "mapping.placement",
     "plan": "mapping.plan",
     "session": "runtime.session",
+    "spawn": "runtime.spawn",
 }
 
 __all__ = [
@@ -90,6 +92,7 @@ __all__ = [
     "place",
     "plan",
     "session",
+    "spawn",
 ]
 
 

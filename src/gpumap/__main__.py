@@ -11,7 +11,7 @@ from gpumap.detect.hardware import detect_node
 from gpumap.detect.launchers import detect_launch
 from gpumap.detect.nvml import nvml_node
 from gpumap.detect.rehearsal import REHEARSAL, rehearsed_node
-from gpumap.errors import GpumapError
+from gpumap.errors import DeviceError, GpumapError
 from gpumap.mapping.advice import advice
 from gpumap.mapping.choice import Choice, Scores, StrategyName
 from gpumap.mapping.devices import Node
@@ -23,7 +23,7 @@ from gpumap.mapping.placement import (
     place,
     refuse_conflicts,
 )
-from gpumap.mapping.refs import DeviceRef
+from gpumap.mapping.refs import DeviceRef, refs_of
 from gpumap.mapping.tables import device_table, link_table, placement_table
 from gpumap.mapping.values import Value
 from gpumap.mapping.visibility import doubt, mask_of
@@ -237,11 +237,10 @@ def _node(node: Node, report: Report) -> str:
 
 
 def _refs(text: str) -> list[DeviceRef]:
-    items = [item.strip() for item in text.split(",")]
-    if not all(items):
-        message = f"{text!r} has an empty entry; write --gpus 2,3"
-        raise argparse.ArgumentTypeError(message)
-    return [int(item) if item.isdecimal() else item for item in items]
+    try:
+        return refs_of(text)
+    except DeviceError as error:
+        raise argparse.ArgumentTypeError(" ".join(str(error).split("\n"))) from None
 
 
 def _scores(text: str) -> Scores:

@@ -14,6 +14,7 @@ __all__ = [
     "check_pods",
     "fit_around",
     "hosts_of_sagemaker",
+    "ranks_in_a_row",
     "same_rank",
     "virtual_local_rank",
 ]
@@ -62,8 +63,14 @@ def virtual_local_rank(fields: Fields, env: Environment) -> None:
     size = fields["local_world_size"]
     fields["devices_bound"] = bound_devices(fields, env)
     if fields["devices_bound"] and local_rank == 0:
-        local_rank = rank if size == fields["world_size"] else None
-        fields["local_rank"] = local_rank
+        fields["local_rank"] = rank if size == fields["world_size"] else None
+    ranks_in_a_row(fields, env)
+
+
+def ranks_in_a_row(fields: Fields, _env: Environment) -> None:
+    """List the ranks of this node, where its launcher numbers them in a row."""
+    rank, local_rank = fields["rank"], fields["local_rank"]
+    size = fields["local_world_size"]
     if (
         isinstance(rank, int)
         and isinstance(local_rank, int)

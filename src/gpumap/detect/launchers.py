@@ -11,6 +11,7 @@ from gpumap.detect.cross_checks import (
     check_pods,
     fit_around,
     hosts_of_sagemaker,
+    ranks_in_a_row,
     same_rank,
     virtual_local_rank,
 )
@@ -73,6 +74,14 @@ _TORCH: dict[str, Names] = {
 }
 
 LAUNCHERS = (
+    _Row(
+        # Whatever started its parent, gpumap.spawn started this very process.
+        "gpumap.spawn",
+        "gpumap.runtime.spawn",
+        ("GPUMAP_SPAWNED", "RANK", "WORLD_SIZE"),
+        _TORCH,
+        settle=ranks_in_a_row,
+    ),
     _Row(
         "torchrun",
         "torch.distributed.run, section Environment Variables",

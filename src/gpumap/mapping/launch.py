@@ -18,6 +18,7 @@ _COMMANDS = {
     "MPICH": "mpiexec -ppn {n}",
     "Open MPI": "mpirun --map-by ppr:{n}:node",
     "Slurm": "srun --ntasks-per-node {n}",
+    "gpumap.spawn": "gpumap.spawn(…, nprocs={n})",
 }
 
 

@@ -7,7 +7,7 @@ from typing import cast
 from gpumap.errors import DeviceError
 from gpumap.mapping.devices import Device, Node
 
-__all__ = ["DeviceRef", "resolve", "resolve_all"]
+__all__ = ["DeviceRef", "refs_of", "resolve", "resolve_all"]
 
 DeviceRef = int | str
 """What a user may call a device.
@@ -15,6 +15,21 @@ DeviceRef = int | str
 An int is the index as torch counts it, after masking. A str is a UUID, a prefix of one
 that fits a single device, or a PCI bus ID.
 """
+
+
+def refs_of(text: str) -> list[DeviceRef]:
+    """Return the references in a text such as "2,3" or "GPU-5c3a,GPU-77".
+
+    Raises:
+        DeviceError: An entry is empty.
+    """
+    items = [item.strip() for item in text.split(",")]
+    if not all(items):
+        raise DeviceError(
+            f"{text!r} has an empty entry.", "", "Write 2,3 or GPU-5c3a,GPU-77."
+        )
+    digits = [item.isascii() and item.isdecimal() for item in items]
+    return [int(i) if number else i for i, number in zip(items, digits, strict=True)]
 
 
 def resolve(ref: DeviceRef, node: Node) -> Device:

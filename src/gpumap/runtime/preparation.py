@@ -22,11 +22,15 @@ from gpumap.mapping.placement import (
     place,
     refuse_conflicts,
 )
+from gpumap.mapping.refs import refs_of
 from gpumap.mapping.visibility import doubt
 
-__all__ = ["Asked", "Prepared", "launch_of_group", "prepare"]
+__all__ = ["GPUS", "Asked", "Prepared", "launch_of_group", "prepare", "seconds_of"]
 
 log = logging.getLogger("gpumap")
+
+GPUS = "GPUMAP_GPUS"
+"""The environment variable with the pool of a session that names none: "2,3"."""
 
 # Three years; longer waits overflow what threads can be told.
 _MOST_SECONDS = 1e8
@@ -56,9 +60,9 @@ class Asked:
 
     def __post_init__(self) -> None:
         """Check the times at once, before anything waits for them."""
-        _seconds("start_timeout", self.start_timeout)
+        seconds_of("start_timeout", self.start_timeout)
         if self.timeout is not None:
-            _seconds("timeout", self.timeout)
+            seconds_of("timeout", self.timeout)
 
     def check_types(self) -> None:
         """Check what a type checker would have found.
@@ -85,16 +89,24 @@ class Asked:
                 )
 
     @property
+    def pool(self) -> Gpus | None:
+        """The devices named by the session, or else by the environment."""
+        named = self.environ.get(GPUS)
+        if self.gpus is not None or not named or self.device == "cpu":
+            return self.gpus
+        return refs_of(named)
+
+    @property
     def start_seconds(self) -> float:
         """How long the ranks have to come together."""
-        return _seconds("start_timeout", self.start_timeout)
+        return seconds_of("start_timeout", self.start_timeout)
 
     @property
     def group_timeout(self) -> timedelta | None:
         """How long a collective may take; None for torch's own default."""
         if self.timeout is None:
             return None
-        return timedelta(seconds=_seconds("timeout", self.timeout))
+        return timedelta(seconds=seconds_of("timeout", self.timeout))
 
 
 @dataclass(frozen=True)
@@ -136,7 +148,7 @@ def prepare(asked: Asked, launch: Launch) -> Prepared:
         PlacementError: The placement is impossible, as far as one rank can see.
     """
     choice = Choice.of(
-        asked.strategy, asked.gpus, asked.scores, oversubscribe=asked.oversubscribe
+        asked.strategy, asked.pool, asked.scores, oversubscribe=asked.oversubscribe
     )
     rehearsal = asked.environ.get(REHEARSAL) or None
     node = _node(asked, launch, rehearsal)
@@ -234,7 +246,12 @@ def _torch_device(placement: Placement, rehearsal: str | None) -> torch.device:
     return torch.device(device.kind, device.index)
 
 
-def _seconds(name: str, value: object) -> float:
+def seconds_of(name: str, value: object) -> float:
+    """Return a time in seconds.
+
+    Raises:
+        SessionError: It is no positive number of seconds, and no timedelta.
+    """
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
     if (
         isinstance(seconds, bool)

@@ -13,7 +13,7 @@ from gpumap.runtime.origin import Origin, difference, origin_of
 from gpumap.runtime.rollcall import Stranger
 from gpumap.runtime.tcp import LOOPBACK, connect, foreign, listen
 
-__all__ = ["Meeting", "meet", "meet_in_group"]
+__all__ = ["Meeting", "meet", "meet_in_group", "session_prefix"]
 
 # How long a store that has just been opened may take to say whose it is.
 _OWNER_SECONDS = 30.0
@@ -71,7 +71,7 @@ def meet(launch: Launch, seconds: float, environ: Mapping[str, str]) -> Meeting:
     opened.sessions += 1
     # torchrun's store outlives the workers that it restarts.
     restart = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    prefix = _prefix(restart, opened.sessions)
+    prefix = session_prefix(opened.sessions, restart)
     return Meeting(dist.PrefixStore(prefix, opened.store), opened.hosted)
 
 
@@ -82,7 +82,8 @@ def meet_in_group() -> Meeting:
     return Meeting(dist.PrefixStore(f"gpumap/{_adopted[-1]}", store), hosted=False)
 
 
-def _prefix(restart: int | str, session: int) -> str:
+def session_prefix(session: int, restart: str = "0") -> str:
+    """Return what the keys of a process's n-th session on a store begin with."""
     return f"gpumap/{restart}/{session}"
 
 
@@ -147,7 +148,7 @@ def _check_owner(store: dist.Store, mine: Origin, host: str, port: int) -> None:
         return
     seen = f"There is {owner}, here is {mine}; {unlike}."
     # So that the owner, should it wait for this rank in vain, can say why.
-    first = Board(dist.PrefixStore(_prefix(0, 1), store))
+    first = Board(dist.PrefixStore(session_prefix(1), store))
     first.claim(f"stranger/{mine.rank}", Stranger(seen=seen))
     raise RollCallError(
         f"another job answers at {host}:{port}.", seen, _NAME_THE_JOB, (mine.rank,)

@@ -1,0 +1,351 @@
+"""spawn: one process for each device of this machine, and what they return."""
+
+import importlib.util
+import multiprocessing
+import os
+import pickle
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from multiprocessing import connection
+from multiprocessing.context import ForkServerProcess
+from typing import NoReturn, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from gpumap.detect.launchers import detect_launch
+from gpumap.detect.rehearsal import REHEARSAL, rehearsed_node
+from gpumap.errors import DeviceError, GpumapError, SessionError
+from gpumap.mapping.refs import DeviceRef
+from gpumap.runtime.board import Board, StoreLostError
+from gpumap.runtime.preparation import GPUS, seconds_of
+from gpumap.runtime.rendezvous import session_prefix
+from gpumap.runtime.rollcall import Member
+from gpumap.runtime.spawned import Raised, Returned, dumps, work
+
+__all__ = ["spawn"]
+
+T = TypeVar("T")
+
+# Imported once, by the server that all ranks are forked from.
+_PRELOADED = ["torch", "torch._dynamo", "gpumap.runtime.ddp", "gpumap.runtime.spawned"]
+# How long the other ranks may take to fail by themselves, then to leave when told to.
+_GRACE_SECONDS, _LEAVE_SECONDS = 3.0, 5.0
+# What would make a child take another launcher for its own.
+_NOT_INHERITED = ("GPUMAP_LAUNCHER", "TORCHELASTIC_RESTART_COUNT", GPUS)
+
+
+def spawn(
+    function: Callable[..., T],
+    /,
+    *args: object,
+    gpus: Sequence[DeviceRef] | None = None,
+    nprocs: int | None = None,
+    start_timeout: float | timedelta = 300.0,
+    **kwargs: object,
+) -> list[T]:
+    """Run a function in one process for each device; return what it returned, by rank.
+
+    Each process is a rank of its own on this machine, where ddp_session() and session()
+    find their launch, and gpus as their pool. The processes are forked from a server
+    that has imported torch, so that only the first call waits for it; CUDA may have
+    been started in this process, or not. Arguments and results are pickled; functions
+    of a notebook travel by cloudpickle (the extra "notebook").
+
+    Args:
+        function: Called as function(*args, **kwargs) in each process.
+        args: Its arguments, copied to every process.
+        gpus: The devices to use, in the order of the ranks; all visible without it.
+        nprocs: Number of processes; as many as devices, or one where there is none.
+        start_timeout: Seconds that the processes have to start and to import the
+            script.
+        kwargs: Its keyword arguments.
+
+    Raises:
+        SessionError: A process could not start, was killed, or ended without a result;
+            or the script lacks `if __name__ == "__main__":`.
+        Exception: What a rank raised, of its own type, with notes that say which rank
+            it was and what its traceback was. The other ranks are ended.
+    """
+    _refuse_while_importing()
+    seconds = seconds_of("start_timeout", start_timeout)
+    count = _count(gpus, nprocs)
+    payload, pickler = _packed((function, args, kwargs))
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_PRELOADED)
+    with _store() as (store, port):
+        ranks: list[_Rank] = []
+        try:
+            for rank in range(count):
+                channel, far = context.Pipe(duplex=False)
+                environ = _environment(rank, count, port, gpus)
+                process = context.Process(
+                    target=work,
+                    args=(far, environ, payload, _threads(count), pickler),
+                    name=f"gpumap rank {rank}",
+                )
+                process.start()
+                far.close()
+                ranks.append(_Rank(rank, process, channel))
+            failed = _watch(ranks, seconds)
+            if failed:
+                _raise(min(failed, key=lambda r: r.follows), store, seconds)
+            return [pickle.loads(_value(rank)) for rank in ranks]  # noqa: S301 - from our own pipes
+        finally:
+            _end(ranks)
+
+
+@dataclass
+class _Rank:
+    """A process, what it has said, and how it ended."""
+
+    rank: int
+    process: ForkServerProcess
+    channel: connection.Connection
+    started: bool = False
+    message: Returned | Raised | None = None
+    ended: bool = False
+    stopped: bool = field(default=False)
+
+    def listen(self) -> None:
+        """Take what the process says, and notice its end."""
+        try:
+            while self.channel.poll():
+                said = self.channel.recv()
+                self.started = True
+                self.message = said if isinstance(said, Returned | Raised) else None
+        except (EOFError, OSError):
+            self.ended = True
+        if not self.process.is_alive():
+            self.ended = True
+        if self.ended:
+            self.process.join()
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended by itself, and other than by returning."""
+        return (
+            self.ended and not self.stopped and not isinstance(self.message, Returned)
+        )
+
+    @property
+    def follows(self) -> bool:
+        """Whether it failed because another rank had."""
+        return isinstance(self.message, Raised) and self.message.follows
+
+
+def _watch(ranks: list[_Rank], seconds: float) -> list[_Rank]:
+    """Wait for all ranks; return those that failed, in order, the others being ended."""
+    deadline = time.monotonic() + seconds
+    failed: list[_Rank] = []
+    while not all(rank.ended for rank in ranks):
+        waiting = [rank for rank in ranks if not rank.ended]
+        limited = failed or not all(rank.started for rank in ranks)
+        left = max(deadline - time.monotonic(), 0.0) if limited else None
+        channels = [rank.channel for rank in waiting]
+        sentinels = [rank.process.sentinel for rank in waiting]
+        ready = connection.wait([*channels, *sentinels], left)
+        for rank in waiting:
+            rank.listen()
+            if rank.failed:
+                if not failed:
+                    deadline = time.monotonic() + _GRACE_SECONDS
+                failed.append(rank)
+        if not ready and limited:
+            if not failed:
+                raise _late([rank.rank for rank in ranks if not rank.started], seconds)
+            break
+    return failed
+
+
+def _raise(rank: _Rank, store: dist.Store, seconds: float) -> NoReturn:
+    """Raise what a rank raised, or what its exit code tells."""
+    who = _named(rank, store, seconds)
+    said, code = rank.message, rank.process.exitcode
+    if isinstance(said, Raised):
+        error = pickle.loads(said.error) if said.error else None  # noqa: S301 - from our own pipe
+        if not isinstance(error, Exception):
+            error = SessionError(f"{who} ended with {said.described}.")
+        error.add_note(f"gpumap: {who} raised it; exit code {said.code}. There:")
+        error.add_note(said.traceback.rstrip())
+        raise error
+    if code is not None and code < 0:
+        raise SessionError(
+            f"{who} was killed by {signal.Signals(-code).name}.",
+            "It said nothing before.",
+            "SIGKILL is mostly the system's, out of memory: see the kernel's log. "
+            "SIGSEGV and SIGABRT come from a library.",
+        )
+    if not rank.started:
+        raise SessionError(
+            f"{who} could not import this script; exit code {code}.",
+            "Its own error stands above.",
+            "If it says so, put what starts the training under "
+            '`if __name__ == "__main__":`.',
+        )
+    raise SessionError(
+        f"{who} ended with exit code {code} and returned nothing.",
+        "os._exit() or a library ended it.",
+        "See what it printed last.",
+    )
+
+
+def _named(rank: _Rank, store: dist.Store, seconds: float) -> str:
+    """Return a rank with its process and, once it answered the roll, its device."""
+    board = Board(dist.PrefixStore(session_prefix(1), store), min(seconds, 1.0))
+    try:
+        if board.has(f"rank/{rank.rank}"):
+            member = board.wait(f"rank/{rank.rank}", Member, 1.0)
+            return f"{member}, on {member.device}," if member else f"rank {rank.rank}"
+    except (StoreLostError, GpumapError):
+        pass
+    return f"rank {rank.rank} (pid {rank.process.pid})"
+
+
+def _end(ranks: list[_Rank]) -> None:
+    """End every process that is left: asked first, then forced."""
+    try:
+        left = [rank for rank in ranks if rank.process.is_alive()]
+        for rank in left:
+            rank.stopped = True
+            rank.process.terminate()
+        deadline = time.monotonic() + _LEAVE_SECONDS
+        for rank in left:
+            rank.process.join(max(deadline - time.monotonic(), 0.0))
+    finally:
+        for rank in ranks:
+            if rank.process.is_alive():
+                rank.process.kill()
+            rank.process.join()
+            rank.process.close()
+            rank.channel.close()
+
+
+def _value(rank: _Rank) -> bytes:
+    return rank.message.value if isinstance(rank.message, Returned) else b""
+
+
+def _late(missing: list[int], seconds: float) -> SessionError:
+    return SessionError(
+        f"ranks {', '.join(map(str, missing))} did not start within {seconds:g} s.",
+        "A new process first imports the script.",
+        "Move slow work out of the script's top level, or give start_timeout=… more.",
+    )
+
+
+def _refuse_while_importing() -> None:
+    """Refuse to start processes from one that is importing the script itself."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise SessionError(
+            "spawn() was called while a new process was importing this script.",
+            "Every process that spawn() starts imports the script, and would start "
+            "more.",
+            'Put what starts the training under `if __name__ == "__main__":`.',
+        )
+
+
+def _count(gpus: Sequence[DeviceRef] | None, nprocs: object) -> int:
+    if gpus is not None and (isinstance(gpus, str) or not isinstance(gpus, Sequence)):
+        raise DeviceError(
+            f"gpus={gpus!r} is not a list of devices.",
+            f"It is a {type(gpus).__name__}.",
+            "Write a list, in the order of the ranks: gpus=[2, 3].",
+        )
+    if nprocs is None:
+        nprocs = _visible() if gpus is None else len(gpus)
+    if isinstance(nprocs, bool) or not isinstance(nprocs, int) or nprocs < 1:
+        raise SessionError(
+            f"nprocs={nprocs!r} is not a number of processes.",
+            f"gpus={gpus!r}.",
+            "Write a whole number from 1, or list a device in gpus=[…] for each.",
+        )
+    return nprocs
+
+
+def _visible() -> int:
+    """Count the devices without starting CUDA; one process where there is none."""
+    if wanted := os.environ.get(REHEARSAL):
+        return max(
+            1, len(rehearsed_node(wanted, detect_launch({}), os.environ).devices)
+        )
+    current = torch.accelerator.current_accelerator()
+    if current is None:
+        return 1
+    module = torch.get_device_module(current)
+    return max(1, int(module.device_count()))
+
+
+def _threads(count: int) -> int | None:
+    """Share the CPUs out, unless the user has; each process would take all of them."""
+    if count == 1 or "OMP_NUM_THREADS" in os.environ:
+        return None
+    return max(1, len(os.sched_getaffinity(0)) // count)
+
+
+def _environment(
+    rank: int, count: int, port: int, gpus: Sequence[DeviceRef] | None
+) -> dict[str, str]:
+    """Return what a rank finds: the launcher "gpumap.spawn", and where to meet."""
+    inherited = {k: v for k, v in os.environ.items() if k not in _NOT_INHERITED}
+    pool = {} if gpus is None else {GPUS: ",".join(map(str, gpus))}
+    return (
+        inherited
+        | pool
+        | {
+            "GPUMAP_SPAWNED": "1",
+            "RANK": str(rank),
+            "WORLD_SIZE": str(count),
+            "LOCAL_RANK": str(rank),
+            "LOCAL_WORLD_SIZE": str(count),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            # The store is there already, and this process hosts it.
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+        }
+    )
+
+
+@contextmanager
+def _store() -> Generator[tuple[dist.Store, int], None, None]:
+    """Host a store on loopback, on a port that the kernel picks and nobody guesses."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(socket.SOMAXCONN)
+        port = int(listener.getsockname()[1])
+        store = dist.TCPStore(
+            "127.0.0.1",
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        )
+    yield store, port
+
+
+def _packed(call: tuple[object, ...]) -> tuple[bytes, str]:
+    """Pickle a call, and say by what; by cloudpickle where no child could import it."""
+    main = sys.modules["__main__"]
+    importable = getattr(main, "__file__", None) or getattr(main, "__spec__", None)
+    at_prompt = not importable and getattr(call[0], "__module__", "") == "__main__"
+    if importlib.util.find_spec("cloudpickle") is not None and not importable:
+        return dumps(call, "cloudpickle"), "cloudpickle"
+    error: Exception = pickle.PicklingError("it is defined at a prompt")
+    if not at_prompt:
+        try:
+            return dumps(call, "pickle"), "pickle"
+        except Exception as failure:  # noqa: BLE001 - whatever a user's object does
+            error = failure
+    if importlib.util.find_spec("cloudpickle") is not None:
+        return dumps(call, "cloudpickle"), "cloudpickle"
+    raise SessionError(
+        "the function or its arguments cannot be sent to another process.",
+        f"{type(error).__name__}: {error}.",
+        "Define them at the top level of a module, or install cloudpickle: "
+        "pip install gpumap-torch[notebook].",
+    ) from error
