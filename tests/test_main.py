@@ -1,6 +1,8 @@
 """`python -m gpumap` shows what is there and changes nothing."""
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -139,7 +141,7 @@ def test_a_machine_one_does_not_have_is_planned(
         ),
         (
             "--machine rtx3090-gtx1080",
-            "cuda:1 (GPU-30910001…) is a NVIDIA GeForce GTX 1080 among others: every "
+            "NVIDIA GeForce GTX 1080 and NVIDIA GeForce RTX 3090 train together: every "
             "step waits for the slowest",
         ),
         (
@@ -193,8 +195,45 @@ def test_devices_that_torch_does_not_see_are_said(
     pretend_nvml(monkeypatch, MIG)
     assert main([]) == 0
     out = capsys.readouterr().out
-    assert "warning: NVML finds 5 NVIDIA devices, and torch 2" in out
-    assert "none: it is built without CUDA." in out
+    assert "sees no accelerator, and NVML finds NVIDIA A100-SXM4-40GB MIG 2g" in out
+    assert "it is built without CUDA." in out
+
+
+def test_what_a_terminal_cannot_show_is_no_traceback(tmp_path: Path) -> None:
+    """An ASCII terminal, and a mask that is no text."""
+    for option in ("--nproc=2", "--json"):
+        done = subprocess.run(
+            [sys.executable, "-m", "gpumap", "--machine", "t4x4", option],
+            env={
+                **os.environ,
+                "PYTHONIOENCODING": "ascii",
+                "CUDA_VISIBLE_DEVICES": "0,\udcff",
+            },
+            capture_output=True,
+            check=False,
+            cwd=tmp_path,
+        )
+        assert b"Traceback" not in done.stderr
+        assert b"CUDA_VISIBLE_DEVICES" in done.stdout
+
+
+def test_the_environment_names_a_pool(
+    capsys: Shown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GPUMAP_GPUS, as a session takes it where its script names none."""
+    monkeypatch.setenv("GPUMAP_GPUS", "3,1")
+    assert main(["--machine", "t4x4", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert [p["device"]["index"] for p in report["placements"]] == [3, 1]
+
+
+def test_on_slices_as_many_processes_fit_as_gpus(capsys: Shown) -> None:
+    """And what fits is named where two would share one."""
+    path = str(Path(__file__).parent / "data/a100-mig.json")
+    assert main(["--machine", path]) == 1
+    out = capsys.readouterr().out
+    assert "rank 0 of 2" in out
+    assert "of which there are 2: gpus=[0, 3]" in out
 
 
 def test_the_page_shows_what_is_printed(

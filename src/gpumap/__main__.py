@@ -13,11 +13,12 @@ from gpumap.detect.nvml import nvml_node
 from gpumap.detect.rehearsal import REHEARSAL, rehearsed_node
 from gpumap.errors import DeviceError, GpumapError
 from gpumap.mapping.advice import advice
-from gpumap.mapping.choice import Choice, Scores, StrategyName
+from gpumap.mapping.choice import GPUS, Choice, Scores, StrategyName
 from gpumap.mapping.devices import Node
 from gpumap.mapping.launch import Launch
 from gpumap.mapping.placement import (
     Placement,
+    apart,
     idle_devices,
     neighbours,
     place,
@@ -28,6 +29,7 @@ from gpumap.mapping.tables import device_table, link_table, placement_table
 from gpumap.mapping.values import Value
 from gpumap.mapping.visibility import doubt, mask_of
 
+_MOST_PROCESSES = 4096  # more than any node runs
 _EXAMPLES = """\
 examples:
   python -m gpumap                                what this process would train on
@@ -64,11 +66,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print what gpumap sees here; return 1 where no session could start."""
     asked = _parser().parse_args(arguments)
     report = _report(asked)
-    if asked.save and report.node is not None:
-        report = _saved(report, report.node, Path(asked.save))
+    if asked.save:
+        report = _saved(report, Path(asked.save))
     text = report.model_dump_json(indent=2) if asked.json else _in_words(report)
+    encoding = sys.stdout.encoding or "utf-8"
     # At once: under a launcher others print too.
-    sys.stdout.write(text + "\n")
+    sys.stdout.write(text.encode(encoding, "replace").decode(encoding) + "\n")
     sys.stdout.flush()
     return 0 if report.error is None else 1
 
@@ -98,21 +101,22 @@ def _parser() -> argparse.ArgumentParser:
 
 def _report(asked: argparse.Namespace) -> Report:
     """Find out step by step; an error ends the report where it happened."""
-    report = Report(machine=asked.machine or os.environ.get(REHEARSAL) or None)
+    machine = asked.machine
+    if machine is None:
+        machine = os.environ.get(REHEARSAL) or None
+    report = Report(machine=machine)
     try:
-        launch = detect_launch()
+        launch = _pretended(asked.nproc) if asked.nproc else detect_launch()
         report = report.model_copy(update={"launch": launch})
-        node = (
-            rehearsed_node(report.machine, launch, os.environ)
-            if report.machine
-            else detect_node()
-        )
+        pretend = machine is not None
+        node = rehearsed_node(machine, launch, os.environ) if pretend else detect_node()
         mask = mask_of(node, os.environ)
-        report = report.model_copy(update={"node": node, "mask": mask})
-        choice = Choice.of(
-            asked.strategy, asked.gpus, asked.scores, oversubscribe=False
-        )
-        processes = asked.nproc or _fitting(asked, launch, node)
+        shown_mask = mask and (mask[0], mask[1].encode(errors="replace").decode())
+        report = report.model_copy(update={"node": node, "mask": shown_mask})
+        named = os.environ.get(GPUS)
+        pool = refs_of(named) if named and asked.gpus is None else asked.gpus
+        choice = Choice.of(asked.strategy, pool, asked.scores, oversubscribe=False)
+        processes = None if asked.nproc else _fitting(asked, launch, choice, node)
         if processes is not None:
             launch = _pretended(processes)
             report = report.model_copy(update={"launch": launch})
@@ -122,9 +126,9 @@ def _report(asked: argparse.Namespace) -> Report:
         placements = [_placed(one, node, choice) for one in shown]
         warnings = (
             doubt(node, os.environ),
-            None if report.machine else _unseen(node),
+            None if pretend else _unseen(node),
             idle_devices(mine, node, choice),
-            *advice([p.device for p in placements], node),
+            *advice([p.device for p in placements], node, choice.name),
         )
         return report.model_copy(
             update={
@@ -132,7 +136,7 @@ def _report(asked: argparse.Namespace) -> Report:
                 "warnings": tuple(w for w in warnings if w),
             }
         )
-    except GpumapError as error:
+    except (GpumapError, ImportError) as error:
         slip = report.node and doubt(report.node, os.environ)
         return report.model_copy(
             update={
@@ -142,9 +146,18 @@ def _report(asked: argparse.Namespace) -> Report:
         )
 
 
-def _saved(report: Report, node: Node, path: Path) -> Report:
+def _saved(report: Report, path: Path) -> Report:
+    """Write the node down, whole or not at all, from local rank 0."""
+    if report.launch is not None and report.launch.local_rank:
+        return report
+    if report.node is None:
+        return report.model_copy(
+            update={"error": f"{report.error}\nnothing was saved: no node was read."}
+        )
+    beside = path.with_name(f"{path.name}.part")
     try:
-        path.write_text(node.model_dump_json(indent=2) + "\n")
+        beside.write_text(report.node.model_dump_json(indent=2) + "\n", "utf-8")
+        beside.replace(path)
     except OSError as error:
         return report.model_copy(update={"error": f"nothing was saved: {error}"})
     if report.mask is None:
@@ -157,7 +170,12 @@ def _saved(report: Report, node: Node, path: Path) -> Report:
 
 
 def _unseen(node: Node) -> str | None:
-    """Say that there are NVIDIA devices which torch does not see."""
+    """Say that there are devices which torch does not see, or links nobody knows."""
+    if len(node.devices) > 1 and node.devices[0].kind == "cuda" and not node.links:
+        return (
+            "the links between the devices are not known: the extra tells them, "
+            "pip install gpumap-torch[nvml]."
+        )
     there = None if node.devices else nvml_node(node.hostname)
     if there is None or not there.devices:
         return None
@@ -167,16 +185,19 @@ def _unseen(node: Node) -> str | None:
     if torch.version.cuda is not None:
         why = "a mask hides them, or the driver is older than torch's CUDA"
     return (
-        f"NVML finds {len(there.devices)} NVIDIA devices, and torch "
-        f"{torch.__version__} none: {why}."
+        f"torch {torch.__version__} sees no accelerator, and NVML finds "
+        f"{', '.join(str(d.name) for d in there.devices)}: {why}."
     )
 
 
-def _fitting(asked: argparse.Namespace, launch: Launch, node: Node) -> int | None:
+def _fitting(
+    asked: argparse.Namespace, launch: Launch, choice: Choice, node: Node
+) -> int | None:
     """Return how many processes fit a machine that was named without --nproc."""
-    if not asked.machine or launch.world_size > 1:
+    if asked.machine is None or launch.world_size > 1:
         return None
-    return max(1, len(asked.gpus or node.devices))
+    listed = choice.listed(node, 0)
+    return max(1, len(apart(node.devices) if listed is None else listed))
 
 
 def _pretended(processes: int) -> Launch:
@@ -255,7 +276,7 @@ def _scores(text: str) -> Scores:
 
 
 def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) == 0:
+    if not text.isdecimal() or not 0 < int(text[:9]) <= _MOST_PROCESSES:
         message = f"{text!r} is not a number of processes"
         raise argparse.ArgumentTypeError(message)
     return int(text)

@@ -20,15 +20,20 @@ def pretend_torch(
     monkeypatch: pytest.MonkeyPatch,
     devices: Sequence[Device],
     *,
-    started: bool = False,
+    counted: int | None = None,
     hip: str | None = None,
 ) -> None:
-    """Let torch tell of these devices, in this order."""
+    """Let torch tell of these devices, in this order.
+
+    counted is how many the runtime has, where torch counts by another mask.
+    """
     kind = devices[0].kind
     module = SimpleNamespace(
-        get_device_properties=lambda index: properties(devices[index]),
-        is_initialized=lambda: started,
+        get_device_properties=lambda index: properties(devices[index])
     )
+    runtimes_own = len(devices) if counted is None else counted
+    name = "_cuda_getDeviceCount"
+    monkeypatch.setattr(torch._C, name, lambda: runtimes_own, raising=False)
     accelerator = torch.accelerator
     monkeypatch.setattr(accelerator, "is_available", lambda: True)
     monkeypatch.setattr(accelerator, "current_accelerator", lambda: torch.device(kind))
@@ -62,7 +67,7 @@ class Nvml(ModuleType):
     """pynvml, for a Node; a handle is a Device, a sliced GPU one without a slice."""
 
     NVMLError = NVMLError
-    NVML_NVLINK_MAX_LINKS = 18
+    NVML_NVLINK_MAX_LINKS = 36
 
     def __init__(self, node: Node, *, switched: bool = False) -> None:
         """Tell of this node; switched puts its NVLinks behind switches."""
@@ -70,6 +75,8 @@ class Nvml(ModuleType):
         self.node = node
         self.switched = switched
         self.open = 0
+        self.lost: list[int] = []
+        self.in_mig_mode = [device.mig for device in node.devices if device.mig]
         uuids = dict.fromkeys(device.mig or device.uuid for device in node.devices)
         self.gpus = [
             next(d for d in node.devices if uuid in (d.mig, d.uuid)).model_copy(
@@ -88,6 +95,8 @@ class Nvml(ModuleType):
         return len(self.gpus)
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> Device:
+        if index in self.lost:
+            raise NVMLError
         return self.gpus[index]
 
     def nvmlDeviceGetUUID(self, handle: Device) -> bytes:
@@ -123,8 +132,9 @@ class Nvml(ModuleType):
         return [bits >> 64 * word & (2**64 - 1) for word in range(words)]
 
     def nvmlDeviceGetMigMode(self, handle: Device) -> list[int]:
-        sliced = any(device.mig == handle.uuid for device in self.node.devices)
-        return [int(sliced), int(sliced)]
+        if handle.uuid in self.in_mig_mode:
+            return [1, 1]
+        raise NVMLError  # not supported, as before the A100
 
     def nvmlDeviceGetMaxMigDeviceCount(self, _handle: Device) -> int:
         return 7

@@ -1,19 +1,21 @@
 """The accelerators of this host, as torch and NVML tell of them."""
 
+import inspect
 import json
-import logging
 import socket
 import sys
+from importlib.machinery import PathFinder
+from importlib.util import module_from_spec
 
 import pytest
 import torch
 from nodes import MIG
-from pretended import pretend_nvml, pretend_torch
+from pretended import Nvml, pretend_nvml, pretend_torch
 
 from gpumap.detect.hardware import detect_node
 from gpumap.detect.rehearsal import machine
 from gpumap.errors import DeviceError
-from gpumap.mapping.devices import Device, Node
+from gpumap.mapping.devices import Device, Link, Node
 
 A100 = machine("dgx-a100").devices[0].model_copy(update={"physical_index": None})
 BARE = ("numa_node", "cpu_affinity")
@@ -184,9 +186,13 @@ def test_a_slice_is_known_by_its_name_without_nvml(
     assert detect_node("cuda", {}).devices[0].mig == "00000000:07:00.0"
 
 
+LATE = "was changed after the GPU runtime had started"
+
+
 @pytest.mark.parametrize("nvml", [True, False])
 @pytest.mark.parametrize(
-    ("mask", "late"), [("0", True), ("", True), ("0,1", False), (None, False)]
+    ("mask", "late"),
+    [("0", True), ("", True), ("-1,0", True), ("0,1", False), (None, False)],
 )
 def test_a_mask_that_came_too_late_is_said(
     monkeypatch: pytest.MonkeyPatch,
@@ -195,32 +201,132 @@ def test_a_mask_that_came_too_late_is_said(
     late: bool,  # noqa: FBT001 - a column
     nvml: bool,  # noqa: FBT001 - a column
 ) -> None:
-    """CUDA read it when it started; torch goes on counting two."""
+    """CUDA read it when it started; torch goes on using two."""
     node = machine("rtx3090x2")
-    devices = [
-        d.model_copy(update={"pci_bus_id": f"00000000:0{d.index}:00.0"})
-        for d in node.devices
-    ]
-    pretend_torch(monkeypatch, devices, started=True)
+    pretend_torch(monkeypatch, node.devices)
     if nvml:
-        pretend_nvml(monkeypatch, node.model_copy(update={"devices": tuple(devices)}))
-    environ = {} if mask is None else {"CUDA_VISIBLE_DEVICES": mask}
-    with caplog.at_level(logging.WARNING, "gpumap"):
-        detect_node("cuda", environ)
-    assert ("was changed after the GPU runtime had started" in caplog.text) == late
+        pretend_nvml(monkeypatch, node)
+    detect_node("cuda", {} if mask is None else {"CUDA_VISIBLE_DEVICES": mask})
+    assert (LATE in caplog.text) == late
 
 
-def test_another_uuid_in_a_late_mask_is_said(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    "mask", ["1", str(machine("rtx3090x2").devices[1].uuid), "GPU-30920001"]
+)
+def test_another_device_in_a_late_mask_is_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, mask: str
 ) -> None:
     """One device as before, but not the one that is named."""
     node = machine("rtx3090x2")
     pretend_nvml(monkeypatch, node)
-    pretend_torch(monkeypatch, [node.devices[0]], started=True)
-    detect_node("cuda", {"CUDA_VISIBLE_DEVICES": str(node.devices[0].uuid)})
+    pretend_torch(monkeypatch, [node.devices[0]])
+    detect_node("cuda", {"CUDA_VISIBLE_DEVICES": "0"})
     assert not caplog.text
-    detect_node("cuda", {"CUDA_VISIBLE_DEVICES": str(node.devices[1].uuid)})
-    assert "has no effect: torch goes on counting 1 devices" in caplog.text
+    detect_node("cuda", {"CUDA_VISIBLE_DEVICES": mask})
+    assert LATE in caplog.text
+    assert "torch goes on using cuda:0 (GPU-30920000…)" in caplog.text
+
+
+def test_a_late_mask_that_names_more_is_said_without_nvml(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Torch counts by the new mask what the runtime does not have."""
+    pretend_torch(monkeypatch, [card(0)], counted=2)
+    detect_node("cuda", {"CUDA_VISIBLE_DEVICES": "0,1"})
+    assert LATE in caplog.text
+
+
+@pytest.mark.parametrize("mask", [None, "MIG-0c757cd7", "GPU-0aa11ebd"])
+def test_of_slices_nothing_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    mask: str | None,
+) -> None:
+    """How many of them a process is shown depends on the driver."""
+    pretend_nvml(monkeypatch, MIG)
+    pretend_torch(monkeypatch, MIG.devices[:1])
+    detect_node("cuda", {} if mask is None else {"CUDA_VISIBLE_DEVICES": mask})
+    assert not caplog.text
+
+
+def test_a_gpu_in_mig_mode_without_slices_is_none(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """CUDA does not list it either."""
+    node = machine("rtx3090x2")
+    nvml = pretend_nvml(monkeypatch, node)
+    nvml.in_mig_mode.append(str(node.devices[1].uuid))
+    pretend_torch(monkeypatch, node.devices[:1])
+    assert len(detect_node("cuda", {}).devices) == 1
+    assert not caplog.text
+
+
+def test_a_gpu_that_nvml_cannot_open_is_done_without(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One that fell off the bus does not stop the others; it is said."""
+    node = machine("rtx3090x2")
+    pretend_nvml(monkeypatch, node).lost.append(1)
+    pretend_torch(monkeypatch, node.devices[:1])
+    assert detect_node("cuda", {}).devices[0].cpu_affinity
+    assert "NVML cannot open device 1 of" in caplog.text
+
+
+def test_a_device_that_nvml_does_not_know_keeps_what_torch_tells(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The others have all; links are known between them."""
+    node = machine("dgx-a100")
+    pretend_nvml(monkeypatch, node)
+    stranger = node.devices[1].model_copy(update={"uuid": "GPU-0"})
+    pretend_torch(monkeypatch, [node.devices[0], stranger, node.devices[2]])
+    found = detect_node("cuda", {"CUDA_VISIBLE_DEVICES": "GPU-x"})
+    assert [d.numa_node for d in found.devices] == [3, None, 1]
+    assert found.links == (Link(a=0, b=2, nvlinks=12, pcie="SYS"),)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [RuntimeError("HIP_VISIBLE_DEVICES contains more"), AssertionError("Invalid id")],
+)
+def test_what_torch_cannot_read_is_an_error_with_the_mask(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """In our words, torch's own among them."""
+    pretend_torch(monkeypatch, [card(0)])
+
+    def fail(_index: int) -> None:
+        raise error
+
+    monkeypatch.setattr(torch.get_device_module("cuda"), "get_device_properties", fail)
+    with pytest.raises(DeviceError) as caught:
+        detect_node("cuda", {"CUDA_VISIBLE_DEVICES": "7"})
+    assert str(error) in caught.value.seen
+    assert "CUDA_VISIBLE_DEVICES='7'" in caught.value.seen
+
+
+def test_an_accelerator_without_properties_is_a_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As torch.mps has none."""
+    pretend_torch(monkeypatch, [card(0, kind="mps")])
+    monkeypatch.delattr(torch.get_device_module("mps"), "get_device_properties")
+    assert detect_node("mps", {}).devices == (Device(kind="mps", index=0),)
+
+
+def test_the_fake_answers_what_the_real_one_does() -> None:
+    """Every function of it is in nvidia-ml-py, with as many arguments."""
+    spec = PathFinder.find_spec("pynvml")
+    if spec is None or spec.loader is None:
+        pytest.skip("needs nvidia-ml-py")
+    real = module_from_spec(spec)
+    spec.loader.exec_module(real)
+    for name, fake in vars(Nvml).items():
+        if name.startswith("nvml"):
+            theirs = inspect.signature(getattr(real, name)).parameters
+            ours = list(inspect.signature(fake).parameters)[1:]
+            needed = [p for p in theirs.values() if p.default is p.empty]
+            assert len(needed) <= len(ours) <= len(theirs), name
 
 
 def test_nvml_that_does_not_start_is_done_without(

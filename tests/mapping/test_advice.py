@@ -5,7 +5,7 @@ from nodes import node
 
 from gpumap.detect.rehearsal import machine
 from gpumap.mapping.advice import advice
-from gpumap.mapping.devices import Link, Node
+from gpumap.mapping.devices import Device, Link, Node
 
 
 def advised(name: str | Node, *indices: int) -> list[str]:
@@ -66,7 +66,41 @@ def test_without_links_there_is_nothing_to_say() -> None:
 
 
 def test_the_slower_card_of_a_mixed_set_is_named() -> None:
-    """82 multiprocessors and 20: leave the second out."""
+    """82 multiprocessors and 20, and six years between them: leave the second out."""
     [sentence] = advised("rtx3090-gtx1080", 1, 0)
-    assert sentence.startswith("cuda:1 (GPU-30910001…) is a NVIDIA GeForce GTX 1080")
-    assert "Leave it out with gpus=[0]" in sentence
+    assert sentence == (
+        "NVIDIA GeForce GTX 1080 and NVIDIA GeForce RTX 3090 train together: every "
+        "step waits for the slowest, and the smallest memory bounds the batch. The "
+        "NVIDIA GeForce GTX 1080 is the slower: leave it out with gpus=[0], or give "
+        "its ranks less to do."
+    )
+
+
+def test_which_of_two_is_slower_is_not_guessed() -> None:
+    """A Tesla T4 has more multiprocessors than an RTX 3060, of an older kind."""
+    cards = (
+        Device(
+            kind="cuda",
+            index=0,
+            name="RTX 3060",
+            compute_capability=(8, 6),
+            multiprocessors=28,
+        ),
+        Device(
+            kind="cuda",
+            index=1,
+            name="Tesla T4",
+            compute_capability=(7, 5),
+            multiprocessors=40,
+        ),
+    )
+    [sentence] = advised(Node(hostname="n1", devices=cards), 0, 1)
+    assert sentence.endswith("gpumap.measure() tells which is slow.")
+
+
+def test_linked_without_links_says_that_it_is_blind() -> None:
+    """Unless all devices are taken anyway."""
+    n1 = node(3)
+    [sentence] = advice(n1.devices[:2], n1, "linked")
+    assert sentence.startswith('strategy "linked" knows no link of n1')
+    assert advice(n1.devices, n1, "linked") == []

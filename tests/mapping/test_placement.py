@@ -314,8 +314,22 @@ def test_slices_of_one_gpu_are_refused_for_nccl_alone(local_rank: int) -> None:
         "rank 0 and rank 1 are on MIG slices of one GPU, "
         "GPU-0aa11ebd-627f-af3f-1a0d-4e1fd92fd7b0, on host a100-mig.\n"
         "NCCL refuses two ranks on one GPU, slices of it included.\n"
-        "Give each rank a slice of a GPU of its own, or a whole one, or choose "
-        'backend="gloo".'
+        "Give each rank a slice of a GPU of its own, of which there are 2: "
+        'gpus=[0, 3]; or choose backend="gloo".'
+    )
+
+
+def test_of_slices_only_one_of_each_gpu_can_be_idle() -> None:
+    """Five slices of two GPUs: two processes use all that NCCL can."""
+    choice = Choice.of(None, [0, 3], None, oversubscribe=False)
+    placed = place(launch(0, 2), MIG, gpus=[0, 3])
+    assert idle_devices(placed, MIG, choice) is None
+    alone = place(launch(0, 1), MIG)
+    every = Choice.of(None, None, None, oversubscribe=False)
+    told = idle_devices(alone, MIG, every)
+    assert told == (
+        "1 of 2 devices on a100-mig will be used. "
+        "To use all: torchrun --nproc-per-node 2"
     )
 
 

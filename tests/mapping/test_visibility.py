@@ -98,8 +98,8 @@ def test_a_number_that_is_none_is_refused_by_level_zero() -> None:
         ("0, 1", "has ' 1', which is neither"),
         ('"0"', "has '\"0\"', which is neither"),
         ("NoDevFiles", "has 'NoDevFiles', which is neither"),
-        ("0,9", "lists 2 devices, and 1 of them is visible"),
-        ("0,0,1", "lists 3 devices, and 0 of them are visible"),
+        ("0,9", "lists 2 devices, and 1 is visible: look for an entry"),
+        ("0,0,1", "lists 3 devices, and 0 are visible"),
     ],
 )
 def test_a_mask_that_hardly_means_what_it_says_is_told(
@@ -110,6 +110,46 @@ def test_a_mask_that_hardly_means_what_it_says_is_told(
     found = doubt(visible(of_kind("cuda", "4"), environ), environ)
     assert (found is None) == (said is None)
     assert (said or "") in (found or "")
+
+
+@pytest.mark.parametrize(
+    ("kind", "environ", "said"),
+    [
+        ("rocm", {"ROCR_VISIBLE_DEVICES": "0x2, 1"}, None),
+        ("rocm", {"HIP_VISIBLE_DEVICES": "9"}, "HIP_VISIBLE_DEVICES='9' lists 1"),
+        (
+            "rocm",
+            {"ROCR_VISIBLE_DEVICES": "2,x", "HIP_VISIBLE_DEVICES": "0"},
+            "ROCR_VISIBLE_DEVICES='2,x' has 'x'",
+        ),
+        ("rocm", {"HIP_VISIBLE_DEVICES": "", "CUDA_VISIBLE_DEVICES": "1"}, None),
+        ("xpu", {"ZE_AFFINITY_MASK": "0.0,0.1"}, "ZE_AFFINITY_MASK='0.0,0.1' lists 2"),
+        (
+            "xpu",
+            {"ZE_AFFINITY_MASK": "0.0,0.1", "ZE_FLAT_DEVICE_HIERARCHY": "COMPOSITE"},
+            None,
+        ),
+        ("xpu", {"ZE_AFFINITY_MASK": "0, 1"}, None),
+        ("npu", {"ASCEND_RT_VISIBLE_DEVICES": "1, 2"}, "has ' 2', which is neither"),
+    ],
+)
+def test_each_vendors_slips_are_its_own(
+    kind: str, environ: dict[str, str], said: str | None
+) -> None:
+    """Blanks and hexadecimal numbers are read by some, and so are tiles."""
+    found = doubt(visible(of_kind(kind, "4"), environ), environ)
+    assert (found is None) == (said is None)
+    assert (said or "") in (found or "")
+
+
+def test_of_slices_one_is_sure() -> None:
+    """Both exist; no driver before R570 shows two."""
+    environ = {"CUDA_VISIBLE_DEVICES": "MIG-a1,MIG-a2"}
+    found = doubt(visible(of_kind("cuda", "mig"), environ), environ)
+    assert found == (
+        "CUDA_VISIBLE_DEVICES='MIG-a1,MIG-a2' lists 2 devices, and 1 is visible: of "
+        "MIG instances a process is sure of one only."
+    )
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from gpumap.detect.nvml import nvml_node
 from gpumap.errors import DeviceError
 from gpumap.mapping.devices import Device, Node
-from gpumap.mapping.visibility import mask_length, mask_of, visible
+from gpumap.mapping.visibility import mask_of, visible
 
 __all__ = ["detect_node", "joined"]
 
@@ -38,7 +38,8 @@ def detect_node(kind: str = "auto", environ: Mapping[str, str] | None = None) ->
     free at this moment. Reading properties opens no context on any device.
 
     Raises:
-        DeviceError: The kind is unknown to this torch, or there is no such device.
+        DeviceError: The kind is unknown to this torch, or there is no such device, or
+            torch cannot read one.
     """
     import torch  # noqa: PLC0415 - only who asks for the hardware pays for the import
 
@@ -58,24 +59,72 @@ def detect_node(kind: str = "auto", environ: Mapping[str, str] | None = None) ->
         )
     if found is None:
         return Node(hostname=hostname)
-    module = torch.get_device_module(found)
-    rocm = torch.version.hip is not None
-    started = bool(getattr(module, "is_initialized", lambda: False)())
-    node = Node(
-        hostname=hostname,
-        devices=tuple(
-            _device(found, index, module.get_device_properties(index), rocm=rocm)
-            for index in range(torch.accelerator.device_count())
-        ),
-    )
     variables = os.environ if environ is None else environ
-    physical = nvml_node(hostname) if found == "cuda" and not rocm else None
-    if started:
-        _warn_of_a_late_mask(node, physical, variables)
+    seen = Node(hostname=hostname, devices=_through_torch(found, variables))
+    amd = any(device.rocm for device in seen.devices)
+    physical = nvml_node(hostname) if found == "cuda" and not amd else None
+    # torch.cuda counts by the mask of this moment, the runtime by its own; torch has no
+    # public way to ask it.
+    runtimes_own = getattr(torch._C, "_cuda_getDeviceCount", None)  # noqa: SLF001
+    counted = runtimes_own() if runtimes_own and found == "cuda" else len(seen.devices)
+    if counted != len(seen.devices) or _is_late(seen, physical, variables):
+        name, mask = mask_of(seen, variables) or ("the *_VISIBLE_DEVICES mask", "unset")
+        log.warning(
+            "%s=%r was changed after the GPU runtime had started in this process, and "
+            "has no effect: torch goes on using %s. Set it before the process starts, "
+            "or before the first use of torch.cuda.",
+            name,
+            mask,
+            ", ".join(map(str, seen.devices)),
+        )
     if physical is not None:
-        named = {device.uuid for device in visible(physical, variables).devices}
-        return joined(node, physical, named)
-    return _numbered(node, variables)
+        left = visible(physical, variables).devices
+        seen = joined(seen, physical, {device.uuid for device in left})
+    return _numbered(seen, variables)
+
+
+def _through_torch(kind: str, environ: Mapping[str, str]) -> tuple[Device, ...]:
+    """Return what torch tells, or its error in our words."""
+    import torch  # noqa: PLC0415 - as above
+
+    module = torch.get_device_module(kind)
+    # torch.mps has none.
+    properties = getattr(module, "get_device_properties", None)
+    rocm = torch.version.hip is not None
+    try:
+        return tuple(
+            _device(kind, index, properties and properties(index), rocm=rocm)
+            for index in range(torch.accelerator.device_count())
+        )
+    except (RuntimeError, AssertionError, ValueError) as error:
+        masks = [f"{n}={x!r}" for n, x in environ.items() if "VISIBLE_DEVICES" in n]
+        raise DeviceError(
+            f"torch cannot read the {kind} devices of {socket.gethostname()}.",
+            f"{type(error).__name__}: {str(error).partition(chr(10))[0]} "
+            f"{', '.join(masks) or 'No mask is set'}.",
+            "Correct the mask if it is one; if it was changed in this process, set it "
+            "before the process starts.",
+        ) from error
+
+
+def _is_late(seen: Node, physical: Node | None, environ: Mapping[str, str]) -> bool:
+    """Tell whether the mask is another than the one the runtime read when it started.
+
+    physical is what NVML tells. How many slices a process is shown depends on the
+    driver, and ordinals are CUDA's own where cards differ: then nothing is compared.
+    """
+    count = len(seen.devices)
+    if physical is None:
+        mask = mask_of(seen, environ)
+        return mask is not None and len(_left_of_many(seen, environ)) < count
+    if any(device.mig for device in physical.devices):
+        return False
+    left = visible(physical, environ).devices
+    mask_is_uuids = environ.get("CUDA_VISIBLE_DEVICES", "GPU-").startswith("GPU-")
+    if not mask_is_uuids and not _counted_alike(physical, environ):
+        return len(left) < count
+    places = {_place(device, physical) for device in seen.devices}
+    return places != {_place(device, physical) for device in left}
 
 
 def joined(seen: Node, physical: Node, named: Collection[str | None] = ()) -> Node:
@@ -84,16 +133,23 @@ def joined(seen: Node, physical: Node, named: Collection[str | None] = ()) -> No
     named are the UUIDs that the mask leaves, for slices that torch cannot tell apart.
     """
     places = [_place(device, physical, named) for device in seen.devices]
-    there = [place for place in places if place is not None]
-    if len(set(there)) < len(seen.devices):
-        return seen
+    sure = [None if places.count(place) > 1 else place for place in places]
+    there = [place for place in sure if place is not None]
+    index = {place: n for n, place in enumerate(sure) if place is not None}
     return seen.model_copy(
         update={
             "devices": tuple(
-                device.model_copy(update=_better(device, physical.devices[place]))
-                for device, place in zip(seen.devices, there, strict=True)
+                device
+                if place is None
+                else device.model_copy(update=_better(device, physical.devices[place]))
+                for device, place in zip(seen.devices, sure, strict=True)
             ),
-            "links": physical.keeping(there).links,
+            "links": tuple(
+                link.model_copy(
+                    update={"a": index[there[link.a]], "b": index[there[link.b]]}
+                )
+                for link in physical.keeping(there).links
+            ),
         }
     )
 
@@ -128,20 +184,15 @@ def _numbered(node: Node, environ: Mapping[str, str]) -> Node:
     speed, where cards differ. Without a mask, nvidia-smi's order is that of the buses.
     """
     devices = node.devices
-    numbers: list[int] | None = None
-    alike = len({device.name for device in devices}) == 1
+    if any(device.physical_index is not None for device in devices):
+        return node
+    numbers: list[int] = []
     if mask_of(node, environ) is None:
         buses = [device.pci_bus_id or "" for device in devices]
-        numbers = [sorted(buses).index(bus) for bus in buses] if all(buses) else None
-    elif alike or environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID":
-        counted = devices[0].model_copy(update={"uuid": None, "mig": None})
-        many = (
-            counted.model_copy(update={"index": n, "physical_index": n})
-            for n in range(_MANY)
-        )
-        left = visible(Node(hostname=node.hostname, devices=tuple(many)), environ)
-        numbers = [d.physical_index or 0 for d in left.devices]
-    if numbers is None or len(set(numbers)) != len(devices):
+        numbers = [sorted(buses).index(bus) for bus in buses] if all(buses) else []
+    elif _counted_alike(node, environ):
+        numbers = _left_of_many(node, environ)
+    if len(set(numbers)) != len(devices):
         return node
     return node.model_copy(
         update={
@@ -153,34 +204,20 @@ def _numbered(node: Node, environ: Mapping[str, str]) -> Node:
     )
 
 
-def _warn_of_a_late_mask(
-    seen: Node, physical: Node | None, environ: Mapping[str, str]
-) -> None:
-    """Say when the mask is not the one that the runtime read when it started."""
-    mask = mask_of(seen, environ)
-    count = len(seen.devices)
-    if physical is None:
-        late = mask is not None and (mask_length(mask[1]) or 0) < count
-    else:
-        now = visible(physical, environ)
-        # How many slices a process is shown depends on the driver; and ordinals are
-        # CUDA's, which need not be NVML's: only UUIDs can be compared.
-        sliced = any(device.mig for device in physical.devices)
-        late = (not sliced and len(now.devices) != count) or (
-            mask is not None
-            and mask[1].startswith("GPU-")
-            and {_place(d, physical) for d in seen.devices}
-            != {_place(d, physical) for d in now.devices}
-        )
-    if late:
-        said = f"{mask[0]}={mask[1]!r}" if mask else "the *_VISIBLE_DEVICES mask"
-        log.warning(
-            "%s was changed after the GPU runtime had started in this process, and has "
-            "no effect: torch goes on counting %d devices. Set it before the process "
-            "starts, or before the first use of torch.cuda.",
-            said,
-            count,
-        )
+def _counted_alike(node: Node, environ: Mapping[str, str]) -> bool:
+    """Tell whether CUDA and nvidia-smi count these devices alike."""
+    by_bus = environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+    return by_bus or len({device.name for device in node.devices}) == 1
+
+
+def _left_of_many(node: Node, environ: Mapping[str, str]) -> list[int]:
+    """Return which of very many such devices the mask would leave."""
+    one = node.devices[0].model_copy(update={"uuid": None, "mig": None})
+    many = (
+        one.model_copy(update={"index": n, "physical_index": n}) for n in range(_MANY)
+    )
+    left = visible(Node(hostname=node.hostname, devices=tuple(many)), environ)
+    return [device.physical_index or 0 for device in left.devices]
 
 
 def _device(kind: str, index: int, properties: object, *, rocm: bool) -> Device:

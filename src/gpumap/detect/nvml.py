@@ -21,6 +21,11 @@ log = logging.getLogger("gpumap")
 _PATHS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 _SWITCH = 2  # NVML_NVLINK_DEVICE_TYPE_SWITCH
 _NODE_SCOPE = 0  # NVML_AFFINITY_SCOPE_NODE
+_ABSENT = (9, 12)  # NVML_ERROR_DRIVER_NOT_LOADED, NVML_ERROR_LIBRARY_NOT_FOUND
+_SHARED_BY_SLICES = (
+    *("physical_index", "pci_bus_id", "name"),
+    *("compute_capability", "numa_node", "cpu_affinity"),
+)
 # Words of 64 bits: more NUMA nodes and CPUs than any host has.
 _NUMA_WORDS, _CPU_WORDS = 16, 64
 
@@ -35,15 +40,22 @@ def nvml_node(hostname: str) -> Node | None:
         nvml: Any = import_module("pynvml")
     except ImportError:
         return None
+    reader = _Reader(nvml)
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
-        log.debug("NVML does not start: %s", error)
+        # No driver is ordinary; a driver that does not fit its library is not.
+        absent = getattr(error, "value", None) in _ABSENT
+        log.log(
+            logging.DEBUG if absent else logging.WARNING,
+            "NVML does not start: %s",
+            error,
+        )
         return None
     try:
-        return _Reader(nvml).node(hostname)
+        return reader.node(hostname)
     finally:
-        nvml.nvmlShutdown()
+        reader.ask("nvmlShutdown")
 
 
 @dataclass(frozen=True)
@@ -65,10 +77,14 @@ class _Reader:
 
     def node(self, hostname: str) -> Node:
         found: list[tuple[object, dict[str, object]]] = []
-        for place in range(self.nvml.nvmlDeviceGetCount()):
-            handle = self.nvml.nvmlDeviceGetHandleByIndex(place)
+        for place in range(self.ask("nvmlDeviceGetCount") or 0):
+            handle = self.ask("nvmlDeviceGetHandleByIndex", place)
+            if handle is None:
+                log.warning("NVML cannot open device %d of %s.", place, hostname)
+                continue
             whole = self.gpu(handle) | {"physical_index": place}
-            found += self.slices(handle, whole) or [(handle, whole)]
+            parts = self.slices(handle, whole)
+            found += [(handle, whole)] if parts is None else parts
         return Node(
             hostname=hostname,
             devices=tuple(
@@ -77,7 +93,7 @@ class _Reader:
             ),
             # Slices do not reach each other, nor other devices.
             links=self.links(
-                [(p, h) for p, (h, fields) in enumerate(found) if "mig" not in fields]
+                {p: item for p, item in enumerate(found) if "mig" not in item[1]}
             ),
         )
 
@@ -96,7 +112,7 @@ class _Reader:
             "uuid": self.ask("nvmlDeviceGetUUID", handle),
             "pci_bus_id": pci and _text(pci.busId).lower(),
             "name": self.ask("nvmlDeviceGetName", handle),
-            "total_memory": memory and memory.total,
+            "total_memory": (memory and memory.total) or None,
             "free_memory": memory and memory.free,
             "utilization": used and used.gpu,
             "compute_capability": self.ask(
@@ -108,37 +124,34 @@ class _Reader:
 
     def slices(
         self, handle: object, whole: dict[str, object]
-    ) -> list[tuple[object, dict[str, object]]]:
-        """Return a GPU's MIG instances; none where it is not in MIG mode."""
+    ) -> list[tuple[object, dict[str, object]]] | None:
+        """Return a GPU's MIG instances; None where it is not in MIG mode."""
         mode = self.ask("nvmlDeviceGetMigMode", handle)
         if not mode or not mode[0]:
-            return []
+            return None
+        shared = {name: whole[name] for name in _SHARED_BY_SLICES}
         found: list[tuple[object, dict[str, object]]] = []
         for place in range(self.ask("nvmlDeviceGetMaxMigDeviceCount", handle) or 0):
             part = self.ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, place)
             if part is None:
                 continue
-            own = self.gpu(part)
             attributes = self.ask("nvmlDeviceGetAttributes", part)
-            own = {name: value for name, value in own.items() if value is not None}
+            own = {name: x for name, x in self.gpu(part).items() if x is not None}
             own["multiprocessors"] = attributes and attributes.multiprocessorCount
-            found.append((part, whole | own | {"mig": whole["uuid"]}))
+            found.append((part, shared | own | {"mig": whole["uuid"]}))
         return found
 
-    def links(self, gpus: list[tuple[int, object]]) -> tuple[Link, ...]:
-        ends = {place: self.nvlinks(handle) for place, handle in gpus}
-        buses = {
-            _text(pci.busId).lower(): place
-            for place, handle in gpus
-            if (pci := self.ask("nvmlDeviceGetPciInfo", handle))
-        }
+    def links(
+        self, gpus: dict[int, tuple[object, dict[str, object]]]
+    ) -> tuple[Link, ...]:
+        ends = {place: self.nvlinks(handle) for place, (handle, _) in gpus.items()}
         found: list[Link] = []
-        for (a, first), (b, second) in combinations(gpus, 2):
+        for (a, (first, _)), (b, (second, fields)) in combinations(gpus.items(), 2):
             level = self.ask("nvmlDeviceGetTopologyCommonAncestor", first, second)
-            direct = sum(buses.get(end) == b for end in ends[a])
+            direct = ends[a].count(str(fields["pci_bus_id"]))
             switched = min(ends[a].count("switch"), ends[b].count("switch"))
-            fields = {"nvlinks": direct or switched, "pcie": _PATHS.get(level)}
-            found.append(Link.model_validate({"a": a, "b": b, **fields}))
+            link = {"nvlinks": direct or switched, "pcie": _PATHS.get(level)}
+            found.append(Link.model_validate({"a": a, "b": b, **link}))
         return tuple(found)
 
     def nvlinks(self, handle: object) -> list[str]:

@@ -6,25 +6,68 @@ from gpumap.mapping.devices import Device, Node
 from gpumap.mapping.linked import MOST_EXACT, best_linked, ring_link
 from gpumap.mapping.tables import link_name
 
-__all__ = ["advice"]
+__all__ = ["advice", "blindly_linked"]
 
 
-def advice(devices: Sequence[Device], node: Node) -> list[str]:
+def advice(devices: Sequence[Device], node: Node, strategy: str = "") -> list[str]:
     """Return a sentence for each doubt about training on these devices of a node."""
-    found = (_unlike(devices), _badly_linked(devices, node))
+    found = (
+        _unlike(devices),
+        _badly_linked(devices, node),
+        blindly_linked(devices, node) if strategy == "linked" else None,
+    )
     return [sentence for sentence in found if sentence]
 
 
 def _unlike(devices: Sequence[Device]) -> str | None:
-    """Say that one device is slower: in DDP all wait for it at every step."""
-    if len({device.name for device in devices}) < 2:  # noqa: PLR2004 - two of a kind
+    """Say that devices differ: in DDP all wait for the slowest at every step."""
+    kinds = {d.name: d for d in devices if d.name and not d.mig}
+    if len(kinds) < 2:  # noqa: PLR2004 - two kinds
         return None
-    slowest = min(devices, key=lambda d: (d.multiprocessors or 0, d.total_memory or 0))
-    others = [d.index for d in devices if d.name != slowest.name]
+    names = " and ".join(sorted(map(str, kinds)))
+    waits = (
+        f"{names} train together: every step waits for the slowest, and the smallest "
+        "memory bounds the batch."
+    )
+    slow = _slower(list(kinds.values()))
+    if slow is None:
+        return f"{waits} gpumap.measure() tells which is slow."
+    others = [d.index for d in devices if d.name != slow.name]
     return (
-        f"{slowest} is a {slowest.name} among others: every step waits for the "
-        "slowest, and the smallest memory bounds the batch. Leave it out with "
-        f"gpus={others}, or give its rank less to do."
+        f"{waits} The {slow.name} is the slower: leave it out with gpus={others}, or "
+        "give its ranks less to do."
+    )
+
+
+def _slower(kinds: Sequence[Device]) -> Device | None:
+    """Return the kind that is older and has fewer multiprocessors than all others."""
+    for one in kinds:
+        others = [other for other in kinds if other is not one]
+        if all(_is_less(one, other) for other in others):
+            return one
+    return None
+
+
+def _is_less(one: Device, other: Device) -> bool:
+    known = (
+        *(one.compute_capability, other.compute_capability),
+        *(one.multiprocessors, other.multiprocessors),
+    )
+    return (
+        None not in known
+        and (one.compute_capability or ()) <= (other.compute_capability or ())
+        and (one.multiprocessors or 0) < (other.multiprocessors or 0)
+    )
+
+
+def blindly_linked(devices: Sequence[Device], node: Node) -> str | None:
+    """Say that "linked" had nothing to go by."""
+    if node.links or len(devices) == len(node.devices):
+        return None
+    return (
+        f'strategy "linked" knows no link of {node.hostname}, and took the first '
+        "devices: install the extra, pip install gpumap-torch[nvml], or describe the "
+        "node."
     )
 
 

@@ -9,7 +9,11 @@ from gpumap.mapping.devices import Device, Node
 from gpumap.mapping.launch import Launch
 from gpumap.mapping.refs import DeviceRef
 
-__all__ = ["Choice", "Gpus", "Scores", "Strategy", "StrategyName"]
+__all__ = ["GPUS", "Choice", "Gpus", "Scores", "Strategy", "StrategyName"]
+
+GPUS = "GPUMAP_GPUS"
+"""The environment variable with the pool of a session that names none: "2,3"."""
+
 
 StrategyName = Literal["local_rank", "explicit", "modulo", "scored", "linked"]
 Strategy = StrategyName | Callable[[Launch, Node], Device | DeviceRef]

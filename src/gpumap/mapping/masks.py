@@ -12,6 +12,8 @@ from gpumap.mapping.devices import Device, Node
 
 __all__ = ["ascend_visible", "cuda_visible", "level_zero_visible", "rocm_visible"]
 
+_MOST_READ = 4000  # more digits than int() takes
+
 
 def cuda_visible(mask: str | None, node: Node) -> Node:
     """Return what a CUDA_VISIBLE_DEVICES leaves of a node.
@@ -19,8 +21,8 @@ def cuda_visible(mask: str | None, node: Node) -> Node:
     None (the variable is not set) hides nothing; an empty text hides all. Entries are
     ordinals, or UUIDs, or MIG instances, as the first one is; the first entry that is
     of another form, or names no device, ends the list; a device named twice empties
-    it. A list that begins with a MIG instance leaves it alone, as every driver does
-    (from R570 on CUDA can take one of each GPU instance).
+    it. A list that begins with a MIG instance leaves that one, as every driver does;
+    from R570 on CUDA can take one of each GPU instance, and unset leaves so many.
 
     Source: the CUDA programming guide, "CUDA Environment Variables"; the MIG user
     guide, "CUDA Device Enumeration"; and torch 2.13's own reading of the variable,
@@ -131,7 +133,7 @@ def ascend_visible(mask: str | None, node: Node) -> Node:
     """
     if mask is None:
         return node
-    match = re.match(r"[0-9]{1,9}(,[0-9]{1,9})*", mask)
+    match = re.match(r"[0-9]+(,[0-9]+)*", mask[:_MOST_READ])
     places = [int(entry) for entry in match[0].split(",")] if match else []
     beyond = [n for n, place in enumerate(places) if place >= len(node.devices)]
     places = places[: beyond[0]] if beyond else places
@@ -161,7 +163,7 @@ def _cuda_place(entry: str, form: str, devices: Sequence[Device]) -> int | None:
         fits = [n for n, uuid in uuids.items() if uuid.startswith(entry)]
         return fits[0] if len(fits) == 1 else None
     # As C's strtoul reads: "1gpu2" is 1.
-    match = re.match(r"[+-]?[0-9]{1,9}", entry.strip())
+    match = re.match(r"[+-]?0*[0-9]{1,9}", entry.strip())
     ordinal = int(match[0]) if match else -1
     return firsts[ordinal] if 0 <= ordinal < len(firsts) else None
 

@@ -12,6 +12,7 @@ from gpumap.mapping.values import Value
 __all__ = [
     "Conflict",
     "Placement",
+    "apart",
     "idle_devices",
     "neighbours",
     "place",
@@ -120,7 +121,8 @@ def refuse_conflicts(
     crowded = n > len(pool) and not placement.launch.devices_bound
     if not shared and not crowded:
         if not can_share:
-            _refuse_slices_of_one_gpu(node.hostname, [n.rank for n in here], devices)
+            ranks = [neighbour.rank for neighbour in here]
+            _refuse_slices_of_one_gpu(node.hostname, ranks, devices, pool)
         return
     raise PlacementError(
         f"{shared[0]}."
@@ -137,7 +139,10 @@ def refuse_conflicts(
 
 
 def _refuse_slices_of_one_gpu(
-    hostname: str, ranks: Sequence[int], devices: Sequence[Device]
+    hostname: str,
+    ranks: Sequence[int],
+    devices: Sequence[Device],
+    pool: Sequence[Device],
 ) -> None:
     for device in devices:
         pairs = zip(ranks, devices, strict=True)
@@ -147,7 +152,8 @@ def _refuse_slices_of_one_gpu(
                 f"{_all(crowd)} are on MIG slices of one GPU, {device.mig}, on host "
                 f"{hostname}.",
                 "NCCL refuses two ranks on one GPU, slices of it included.",
-                "Give each rank a slice of a GPU of its own, or a whole one, or choose "
+                "Give each rank a slice of a GPU of its own, of which there are "
+                f"{len(apart(pool))}: gpus={[d.index for d in apart(pool)]}; or choose "
                 'backend="gloo".',
                 crowd,
             )
@@ -168,13 +174,19 @@ def neighbours(launch: Launch) -> list[Launch]:
     ]
 
 
+def apart(devices: Sequence[Device]) -> list[Device]:
+    """Return the first slice of each GPU, and the devices that are whole."""
+    gpus = {device.mig or f"{device.index}": device for device in reversed(devices)}
+    return sorted(gpus.values(), key=devices.index)
+
+
 def idle_devices(placement: Placement, node: Node, choice: Choice) -> str | None:
     """Return a sentence on the pool's devices that no process of this node will use."""
     launch = placement.launch
     processes = launch.local_world_size or (1 if launch.world_size == 1 else None)
     if placement.device.kind == "cpu" or processes is None or launch.devices_bound:
         return None
-    pool = pool_of(choice, launch, node)
+    pool = apart(pool_of(choice, launch, node))
     if processes >= len(pool):
         return None
     return (

@@ -126,10 +126,14 @@ def _what_to_write(refs: Sequence[DeviceRef], node: Node) -> str:
             "Leave gpus out to run on the CPU, or pretend a machine with "
             "GPUMAP_REHEARSAL=dgx-a100."
         )
-    digits = [re.fullmatch(r"(?:[a-z]+:)?(\d+)", str(ref)) for ref in refs]
-    if any(isinstance(ref, str) for ref in refs) and all(digits):
-        numbers = ", ".join(match[1] for match in digits if match)
-        return f"An index is a number, not a text: write gpus=[{numbers}]."
+    digits = [re.fullmatch(r"(?:[a-z]+:)?(\d{1,9})", str(ref)) for ref in refs]
+    numbers = [int(match[1]) for match in digits if match]
+    if (
+        any(isinstance(ref, str) for ref in refs)
+        and all(digits)
+        and max(numbers) < len(node.devices)
+    ):
+        return f"An index is a number, not a text: write gpus={numbers}."
     physical = {d.physical_index: d.index for d in node.devices if not d.mig}
     masked = any(number not in (None, index) for number, index in physical.items())
     if masked and all(ref in physical for ref in refs):

@@ -20,7 +20,13 @@ _MASKS = {
     "xpu": ("ZE_AFFINITY_MASK",),
     "npu": ("ASCEND_RT_VISIBLE_DEVICES",),
 }
-_PLAIN_ENTRY = r"[0-9]+(\.[0-9]+)*|(GPU|MIG)-[0-9A-Za-z/-]+"
+# Where nothing is visible, any of them can be the reason.
+_ALL_MASKS = tuple(dict.fromkeys(name for names in _MASKS.values() for name in names))
+_PLAIN_ENTRY = r"[0-9]+|(GPU|MIG)-[0-9A-Za-z/-]+"
+_PLAIN_ENTRIES = {
+    "ROCR_VISIBLE_DEVICES": rf"\s*({_PLAIN_ENTRY}|0[xX][0-9a-fA-F]+)\s*",
+    "ZE_AFFINITY_MASK": r"\s*[0-9]+(\.[0-9]+)*\s*",
+}
 
 
 def visible(node: Node, environ: Mapping[str, str]) -> Node:
@@ -51,34 +57,50 @@ def visible(node: Node, environ: Mapping[str, str]) -> Node:
 def mask_of(node: Node, environ: Mapping[str, str]) -> tuple[str, str] | None:
     """Return the name and the text of the mask that numbers this node's devices.
 
-    None where none is set. A node without devices counts as CUDA's.
+    None where none is set. Where no device is visible, any vendor's mask counts.
     """
-    names = _MASKS.get(_vendor(node), ())
-    return next(((name, environ[name]) for name in names if name in environ), None)
+    return next(iter(_masks(node, environ)), None)
 
 
 def doubt(seen: Node, environ: Mapping[str, str]) -> str | None:
-    """Return a sentence where the mask probably means something else than it says.
+    """Return a sentence where a mask probably means something else than it says.
 
-    seen is the node as the process sees it, under the mask.
+    seen is the node as the process sees it, under the masks.
     """
-    name, text = mask_of(seen, environ) or ("", "")
-    if text in ("", "-1"):
-        return None
-    entries, there = text.split(","), len(seen.devices)
-    odd = [entry for entry in entries if not re.fullmatch(_PLAIN_ENTRY, entry)]
-    if odd:
-        return (
-            f"{name}={text!r} has {odd[0]!r}, which is neither an index nor a UUID: "
-            "write numbers or UUIDs and commas, without ranges, blanks or quotes."
-        )
-    if there < len(entries):
-        return (
-            f"{name}={text!r} lists {len(entries)} devices, and {there} of them "
-            f"{'is' if there == 1 else 'are'} visible: an entry that names no device "
-            "ends the list."
-        )
+    there = len(seen.devices)
+    for name, text in _masks(seen, environ):
+        if text in ("", "-1"):
+            continue
+        entries = text.split(",")
+        plain = _PLAIN_ENTRIES.get(name, _PLAIN_ENTRY)
+        odd = [entry for entry in entries if not re.fullmatch(plain, entry)]
+        if odd:
+            return (
+                f"{name}={text!r} has {odd[0]!r}, which is neither an index nor a "
+                "UUID: write numbers or UUIDs and commas, without ranges, blanks or "
+                "quotes."
+            )
+        tiles = "." in text and name == "ZE_AFFINITY_MASK" and there
+        if there < len(entries) and not tiles:
+            sliced = any(device.mig for device in seen.devices)
+            return (
+                f"{name}={text!r} lists {len(entries)} devices, and {there} "
+                f"{'is' if there == 1 else 'are'} visible: "
+                + (
+                    "of MIG instances a process is sure of one only."
+                    if sliced
+                    else "look for an entry that names no device, or one again."
+                )
+            )
     return None
+
+
+def _masks(node: Node, environ: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return the masks that act on a node's devices, the last one first."""
+    names = _MASKS.get(_vendor(node), ()) if node.devices else _ALL_MASKS
+    found = [(name, environ[name]) for name in names if name in environ]
+    # HIP takes an empty text for none at all.
+    return [x for x in found if x != ("HIP_VISIBLE_DEVICES", "")]
 
 
 def mask_length(mask: str | None) -> int | None:

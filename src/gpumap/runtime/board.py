@@ -12,7 +12,7 @@ import torch.distributed as dist
 from gpumap.errors import RollCallError
 from gpumap.mapping.values import Value
 
-__all__ = ["Board", "StoreLostError", "bounded", "described"]
+__all__ = ["Board", "StoreLostError", "bounded", "described", "first_line"]
 
 T = TypeVar("T")
 V = TypeVar("V", bound=Value)
@@ -134,7 +134,7 @@ class Board:
         except StoreLostError as error:
             self._lost = error
         except dist.DistError as error:
-            self._lost = StoreLostError(f"{what}: {_first_line(error)}")
+            self._lost = StoreLostError(f"{what}: {first_line(error)}")
         raise self._lost
 
     def _parse(self, key: str, text: bytes, kind: type[V]) -> V:
@@ -150,5 +150,6 @@ class Board:
         )
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """Return what torch says first; what follows is the C++ stack."""
     return (str(error).splitlines() or [type(error).__name__])[0]

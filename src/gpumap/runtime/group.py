@@ -4,14 +4,18 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from datetime import timedelta
 from importlib import import_module
 from types import TracebackType
 from typing import TypeAlias
 
 import torch.distributed as dist
+from torch.distributed.constants import default_pg_timeout
 
+from gpumap.errors import SessionError
 from gpumap.mapping.launch import Launch
+from gpumap.runtime.board import first_line
 from gpumap.runtime.preparation import Asked, Prepared
 from gpumap.runtime.tcp import LOOPBACK
 
@@ -32,30 +36,49 @@ class ProcessGroup:
     """torch's default process group, from init to destroy or abort."""
 
     def __init__(self, prepared: Prepared, asked: Asked, store: dist.Store) -> None:
-        """Initialise the group on a store whose ranks have all answered."""
+        """Initialise the group on a store whose ranks have all answered.
+
+        Raises:
+            SessionError: It did not form within start_timeout.
+        """
         self._hook: _Hook = sys.excepthook
         self._backend = prepared.backend_in_use
+        self._variables = ExitStack()
         launch = prepared.placement.launch
         on_cpu = prepared.device.type == "cpu"
+        # Meeting the others has its own bound; the group's is for what comes after.
+        meeting = timedelta(seconds=asked.start_seconds)
         try:
-            with _gloo_on_loopback(launch):
-                dist.init_process_group(
-                    self._backend,
-                    timeout=asked.group_timeout,
-                    store=dist.PrefixStore("group", store),
-                    rank=launch.rank,
-                    world_size=launch.world_size,
-                    device_id=None if on_cpu else prepared.device,
-                )
-        finally:
+            self._variables.enter_context(_gloo_on_loopback(launch))
+            dist.init_process_group(
+                self._backend,
+                timeout=meeting if self._backend == "gloo" else asked.group_timeout,
+                store=dist.PrefixStore("group", store),
+                rank=launch.rank,
+                world_size=launch.world_size,
+                device_id=None if on_cpu else prepared.device,
+            )
+            if self._backend == "gloo":
+                later = asked.group_timeout or default_pg_timeout
+                dist.distributed_c10d._set_pg_timeout(later)  # noqa: SLF001 - torch has no public way
+        except (dist.DistError, RuntimeError) as error:
             self._installed: _Hook = sys.excepthook
+            self._restore()
+            raise SessionError(
+                f"the {self._backend} process group did not form, "
+                f"{asked.start_seconds:g} s at most.",
+                f"{first_line(error)}",
+                "A rank that answered the roll call did not come, or cannot be "
+                "reached from here; the notes below name it where it is known.",
+            ) from error
+        self._installed = sys.excepthook
 
     def destroy(self) -> None:
         """End the group after all ranks have finished."""
         try:
             dist.destroy_process_group()
         finally:
-            self._put_hook_back()
+            self._restore()
 
     def abandon(self, error: BaseException) -> None:
         """End the group without waiting for ranks that may never answer.
@@ -71,9 +94,10 @@ class ProcessGroup:
         except Exception as failure:  # noqa: BLE001 - must not hide the user's error
             error.add_note(f"gpumap: the process group did not end: {failure}")
         finally:
-            self._put_hook_back()
+            self._restore()
 
-    def _put_hook_back(self) -> None:
+    def _restore(self) -> None:
+        self._variables.close()
         if sys.excepthook is self._installed:
             sys.excepthook = self._hook
 
@@ -83,7 +107,8 @@ def _gloo_on_loopback(launch: Launch) -> Generator[None, None, None]:
     """Keep gloo's own sockets on the loopback interface while all ranks are here.
 
     gloo listens where the host's name points to, unless this variable names an
-    interface; torch has no argument for it. The user's own setting stays.
+    interface; torch has no argument for it. It stays for the session, for groups that
+    the user makes there; the user's own setting stays as it is.
     """
     variable = "GLOO_SOCKET_IFNAME"
     names = {name for _, name in socket.if_nameindex()} & {"lo", "lo0"}
@@ -95,4 +120,4 @@ def _gloo_on_loopback(launch: Launch) -> Generator[None, None, None]:
     try:
         yield
     finally:
-        del os.environ[variable]
+        os.environ.pop(variable, None)

@@ -3,6 +3,7 @@
 import logging
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from gpumap.errors import RollCallError
 from gpumap.mapping.launch import Launch
@@ -10,8 +11,9 @@ from gpumap.runtime.board import Board, StoreLostError
 from gpumap.runtime.preparation import Asked, Prepared, prepare
 from gpumap.runtime.rendezvous import Meeting, meet, meet_in_group
 from gpumap.runtime.rollcall import Member, Terms, answer, roll_call
+from gpumap.runtime.witness import pid_space
 
-__all__ = ["join"]
+__all__ = ["Joined", "join"]
 
 log = logging.getLogger("gpumap")
 
@@ -19,9 +21,26 @@ log = logging.getLogger("gpumap")
 _ANSWER_SECONDS = 15.0
 
 
+@dataclass(frozen=True)
+class Joined:
+    """A rank among all others.
+
+    Attributes:
+        prepared: Its own part.
+        meeting: The session's part of the store.
+        me: How it introduced itself.
+        host: The other rank that hosts the store, if one does.
+    """
+
+    prepared: Prepared
+    meeting: Meeting
+    me: Member
+    host: Member | None
+
+
 def join(
     asked: Asked, launch: Launch, check: Callable[[Prepared], None], *, adopted: bool
-) -> tuple[Prepared, Meeting, Member]:
+) -> Joined:
     """Return once all ranks are there and agree; check may refuse to start.
 
     adopted says whether a process group exists already, whose store is used.
@@ -29,8 +48,8 @@ def join(
     prepared = _prepare_or_answer(asked, launch, check, adopted=adopted)
     meeting = _meet(launch, asked.start_seconds, asked, adopted=adopted)
     me = _member(prepared)
-    _call_the_roll(asked, prepared, meeting, me)
-    return prepared, meeting, me
+    host = _call_the_roll(asked, prepared, meeting, me)
+    return Joined(prepared, meeting, me, None if host == me else host)
 
 
 def _prepare_or_answer(
@@ -53,7 +72,7 @@ def _answer(asked: Asked, launch: Launch, error: Exception, *, adopted: bool) ->
     try:
         meeting = _meet(launch, seconds, asked, adopted=adopted)
         answer(
-            Board(meeting.store),
+            Board(meeting.store, seconds),
             launch.rank,
             launch.world_size,
             error,
@@ -78,6 +97,7 @@ def _member(prepared: Prepared) -> Member:
         device=str(prepared.placement.device),
         identity=None if prepared.choice.oversubscribe else _identity(prepared),
         hint=_hint(prepared),
+        pid_space=pid_space(),
     )
 
 
@@ -111,6 +131,8 @@ def _identity(prepared: Prepared) -> str | None:
     if device.kind == "cpu":
         return None
     number = device.index if device.physical_index is None else device.physical_index
+    if prepared.can_share and device.mig == device.pci_bus_id is not None:
+        return None  # without NVML slices of one GPU look alike
     whole = None if prepared.can_share else device.mig
     own = whole or device.uuid or device.pci_bus_id or f"{device.kind}:{number}"
     if not prepared.rehearsal:
@@ -128,16 +150,18 @@ def _identity(prepared: Prepared) -> str | None:
 
 def _call_the_roll(
     asked: Asked, prepared: Prepared, meeting: Meeting, me: Member
-) -> None:
+) -> Member | None:
+    """Return once all agree, with who hosts the store, where a rank does."""
     terms = Terms(
         world_size=prepared.placement.launch.world_size,
         backend=prepared.backend,
         strategy=prepared.choice.name,
     )
-    board = Board(meeting.store)
     seconds, hosted = asked.start_seconds, meeting.hosted
+    board = Board(meeting.store, seconds)
     try:
         roll_call(board, me, terms, seconds, hosted=hosted)
+        return board.wait("rank/0", Member, seconds) if meeting.rank_0s else None
     except (KeyboardInterrupt, SystemExit) as error:
         # Counted already, and not coming: nobody should wait for this rank. The first
         # connection may still be waiting for the verdict.
@@ -152,8 +176,8 @@ def _call_the_roll(
         raise
     except StoreLostError as error:
         raise RollCallError(
-            "rank 0, which hosts the store, went during the roll call.",
+            f"{meeting.keeper} went during the roll call.",
             f"{error}.",
-            "See what rank 0 says.",
+            "See what it says.",
             (0,),
         ) from None

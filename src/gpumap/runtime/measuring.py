@@ -30,11 +30,11 @@ _WARM_UPS, _PRODUCTS = 3, 9
 def measure(timeout: float = 120.0) -> dict[DeviceRef, float]:
     """Return the speed of each visible device in TFLOP/s, for scores=….
 
-    The keys are UUIDs; {"cpu": …} where there is no accelerator. Each device multiplies
-    square float32 matrices, with torch's own settings, in a process of its own, so that
-    no context stays behind here. Figures differ a little from run to run: measure once,
-    and give every rank the same. In a rehearsal the numbers of multiprocessors stand
-    in.
+    The keys are UUIDs; {"cpu": …} where there is no accelerator. Each device in turn
+    multiplies square float32 matrices, with torch's own settings, in another process,
+    so that no context stays behind in this one. Figures differ a little from run to
+    run: measure once, and give every rank the same. In a rehearsal the numbers of
+    multiprocessors stand in.
 
     Raises:
         DeviceError: A device failed, or did not finish within timeout seconds.
@@ -45,10 +45,13 @@ def measure(timeout: float = 120.0) -> dict[DeviceRef, float]:
             "rehearsal of %s: measure() returns multiprocessors instead of speeds.",
             wanted,
         )
-        return {_key(d): float(d.multiprocessors or 1) for d in node.devices}
+        scores = {_key(d): float(d.multiprocessors or 1) for d in node.devices}
+        return scores or {"cpu": 1.0}
     try:
         done = subprocess.run(  # noqa: S603 - this module, by this Python
-            [sys.executable, "-m", __name__],
+            # -P: not what lies in the current folder under a library's name.
+            [sys.executable, "-P", "-m", __name__],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             capture_output=True,
             text=True,
             timeout=timeout,

@@ -13,7 +13,8 @@ from gpumap.detect.hardware import detect_node
 from gpumap.detect.launchers import detect_launch
 from gpumap.detect.rehearsal import REHEARSAL, rehearsed_node
 from gpumap.errors import DeviceError, SessionError
-from gpumap.mapping.choice import Choice, Gpus, Scores, Strategy
+from gpumap.mapping.advice import blindly_linked
+from gpumap.mapping.choice import GPUS, Choice, Gpus, Scores, Strategy
 from gpumap.mapping.devices import Node
 from gpumap.mapping.launch import Launch
 from gpumap.mapping.placement import (
@@ -25,12 +26,9 @@ from gpumap.mapping.placement import (
 from gpumap.mapping.refs import refs_of
 from gpumap.mapping.visibility import doubt
 
-__all__ = ["GPUS", "Asked", "Prepared", "launch_of_group", "prepare", "seconds_of"]
+__all__ = ["Asked", "Prepared", "launch_of_group", "prepare", "seconds_of"]
 
 log = logging.getLogger("gpumap")
-
-GPUS = "GPUMAP_GPUS"
-"""The environment variable with the pool of a session that names none: "2,3"."""
 
 # Three years; longer waits overflow what threads can be told.
 _MOST_SECONDS = 1e8
@@ -168,6 +166,9 @@ def prepare(asked: Asked, launch: Launch) -> Prepared:
             log.log(level, "%s", idle)
         if slip := doubt(node, asked.environ):
             log.warning("%s", slip)
+        blind = choice.strategy == "linked" and blindly_linked([placement.device], node)
+        if blind:
+            log.warning("%s", blind)
     device = _torch_device(placement, rehearsal)
     if device.type != "cpu":
         # Before anything else, so that no later step opens a context on device 0.

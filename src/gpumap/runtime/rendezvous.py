@@ -29,6 +29,8 @@ class _Opened:
 
     store: dist.Store
     hosted: bool
+    keeper: str
+    rank_0s: bool = False
     sessions: int = 0
 
 
@@ -39,10 +41,14 @@ class Meeting:
     Attributes:
         store: The store, under this session's prefix.
         hosted: Whether this process hosts it, and so must leave last.
+        keeper: Who hosts it, in words.
+        rank_0s: Whether rank 0 does.
     """
 
     store: dist.Store
     hosted: bool
+    keeper: str
+    rank_0s: bool = False
 
 
 _opened: dict[tuple[str, int], _Opened] = {}
@@ -63,7 +69,7 @@ def meet(launch: Launch, seconds: float, environ: Mapping[str, str]) -> Meeting:
         SessionError: Another program has the port.
     """
     if launch.world_size == 1:
-        return Meeting(dist.HashStore(), hosted=False)
+        return Meeting(dist.HashStore(), hosted=False, keeper="this process")
     key = _address(launch)
     if key not in _opened:
         _opened[key] = _open(launch, *key, seconds, environ)
@@ -72,14 +78,19 @@ def meet(launch: Launch, seconds: float, environ: Mapping[str, str]) -> Meeting:
     # torchrun's store outlives the workers that it restarts.
     restart = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     prefix = session_prefix(opened.sessions, restart)
-    return Meeting(dist.PrefixStore(prefix, opened.store), opened.hosted)
+    store = dist.PrefixStore(prefix, opened.store)
+    return Meeting(store, opened.hosted, opened.keeper, opened.rank_0s)
 
 
 def meet_in_group() -> Meeting:
     """Return the store for the next session in a process group that exists already."""
     _adopted.append(len(_adopted) + 1)
     store = dist.distributed_c10d._get_default_store()  # noqa: SLF001 - torch has no public way
-    return Meeting(dist.PrefixStore(f"gpumap/{_adopted[-1]}", store), hosted=False)
+    return Meeting(
+        dist.PrefixStore(f"gpumap/{_adopted[-1]}", store),
+        hosted=False,
+        keeper="the process group's store",
+    )
 
 
 def session_prefix(session: int, restart: str = "0") -> str:
@@ -115,7 +126,8 @@ def _open(
 ) -> _Opened:
     if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         address = launch.master_addr or host
-        return _Opened(connect(address, port, seconds), hosted=False)
+        agent = f"{launch.launcher}, which hosts the store,"
+        return _Opened(connect(address, port, seconds), hosted=False, keeper=agent)
     origin = origin_of(launch)
     listener = listen(host, port, launch) if launch.rank == 0 else None
     if listener is not None:
@@ -127,28 +139,31 @@ def _open(
             timeout=timedelta(seconds=seconds),
             master_listen_fd=listener.detach(),
         )
-        Board(dist.PrefixStore("gpumap", own)).write("owner", origin)
-        return _Opened(own, hosted=True)
+        Board(dist.PrefixStore("gpumap", own), seconds).write("owner", origin)
+        return _Opened(own, hosted=True, keeper="this process", rank_0s=True)
     store = connect(host, port, seconds)
-    _check_owner(store, origin, host, port)
-    return _Opened(store, hosted=False)
+    owner = _owner(store, origin, host, port, seconds)
+    keeper = f"{owner}, which hosts the store,"
+    return _Opened(store, hosted=False, keeper=keeper, rank_0s=True)
 
 
-def _check_owner(store: dist.Store, mine: Origin, host: str, port: int) -> None:
-    """Leave a store that another job hosts, without touching it."""
-    board = Board(dist.PrefixStore("gpumap", store))
+def _owner(
+    store: dist.Store, mine: Origin, host: str, port: int, seconds: float
+) -> Origin:
+    """Return who hosts a store; leave one of another job without touching it."""
+    board = Board(dist.PrefixStore("gpumap", store), seconds)
     try:
-        owner = board.wait("owner", Origin, _OWNER_SECONDS)
+        owner = board.wait("owner", Origin, min(seconds, _OWNER_SECONDS))
     except (StoreLostError, RuntimeError):
         owner = None
     if owner is None:
         raise foreign(host, port)
     unlike = difference(owner, mine)
     if unlike is None:
-        return
+        return owner
     seen = f"There is {owner}, here is {mine}; {unlike}."
     # So that the owner, should it wait for this rank in vain, can say why.
-    first = Board(dist.PrefixStore(session_prefix(1), store))
+    first = Board(dist.PrefixStore(session_prefix(1), store), seconds)
     first.claim(f"stranger/{mine.rank}", Stranger(seen=seen))
     raise RollCallError(
         f"another job answers at {host}:{port}.", seen, _NAME_THE_JOB, (mine.rank,)

@@ -16,6 +16,7 @@ import time
 from gpumap.errors import GpumapError, RollCallError
 from gpumap.mapping.values import Value
 from gpumap.runtime.board import Board, described
+from gpumap.runtime.witness import is_halted, state_of
 
 __all__ = ["Member", "Stranger", "Terms", "answer", "roll_call"]
 
@@ -36,6 +37,7 @@ class Member(Value):
         device: The device's name, for people.
         identity: What tells this device from all others; None where ranks may share.
         hint: What this rank would change if its device turned out to be taken.
+        pid_space: Where the process id counts.
     """
 
     rank: int
@@ -44,6 +46,7 @@ class Member(Value):
     device: str
     identity: str | None = None
     hint: str = ""
+    pid_space: str | None = None
 
     def __str__(self) -> str:
         """Return rank, host and process."""
@@ -190,7 +193,10 @@ def _settle(board: Board, me: Member, world_size: int, seconds: float) -> _Verdi
         missing = tuple(r for r in range(world_size) if not board.has(f"rank/{r}"))
         if missing:
             return board.claim("verdict", _missing(board, missing, world_size, seconds))
-    late = board.wait("verdict", _Verdict, _SETTLE_SECONDS)
+        halted = _halted(board, world_size)
+        if halted:
+            return board.claim("verdict", halted)
+    late = board.wait("verdict", _Verdict, min(seconds, _SETTLE_SECONDS))
     if late is not None:
         return late
     return _Verdict(
@@ -198,6 +204,21 @@ def _settle(board: Board, me: Member, world_size: int, seconds: float) -> _Verdi
         hint="See what the other ranks say.",
         absent=world_size - 1,
     )
+
+
+def _halted(board: Board, world_size: int) -> _Verdict | None:
+    """Name a rank that claimed its device and died or was stopped before it counted."""
+    for rank in range(world_size):
+        member = board.wait(f"rank/{rank}", Member, 1.0)
+        if member is not None and is_halted(member.pid, member.pid_space):
+            return _Verdict(
+                happened=f"{member}, on {member.device}, failed first: "
+                f"{state_of(member.pid, member.pid_space)}, during the roll call.",
+                hint="See what it said last.",
+                ranks=(rank,),
+                absent=1,
+            )
+    return None
 
 
 def _missing(

@@ -17,12 +17,11 @@ from gpumap.mapping.devices import Node
 from gpumap.mapping.launch import Launch
 from gpumap.mapping.placement import Placement
 from gpumap.runtime.board import Board
-from gpumap.runtime.ending import explain, part, stay_for_others
+from gpumap.runtime.ending import Ending
 from gpumap.runtime.group import ProcessGroup
-from gpumap.runtime.joining import join
+from gpumap.runtime.joining import Joined, join
 from gpumap.runtime.preparation import Asked, Prepared, launch_of_group
-from gpumap.runtime.rendezvous import Meeting
-from gpumap.runtime.rollcall import Member
+from gpumap.runtime.sigterm import Sigterm, Terminated, leaving_on_sigterm
 
 __all__ = ["Session", "current", "open_session", "session"]
 
@@ -125,16 +124,17 @@ def open_session(
         )
     _open.append(None)
     try:
-        asked.check_types()
-        adopted = dist.is_initialized()
-        launch = (
-            launch_of_group(asked)
-            if adopted
-            else asked.launch or detect_launch(asked.environ)
-        )
-        prepared, meeting, me = join(asked, launch, check, adopted=adopted)
-        _log_start(prepared)
-        yield from _inside(asked, prepared, meeting, me, adopted=adopted)
+        with leaving_on_sigterm() as sigterm:
+            asked.check_types()
+            adopted = dist.is_initialized()
+            launch = (
+                launch_of_group(asked)
+                if adopted
+                else asked.launch or detect_launch(asked.environ)
+            )
+            joined = join(asked, launch, check, adopted=adopted)
+            _log_start(joined.prepared)
+            yield from _inside(asked, joined, sigterm, adopted=adopted)
     finally:
         _open.clear()
 
@@ -158,35 +158,45 @@ def _log_start(prepared: Prepared) -> None:
 
 
 def _inside(
-    asked: Asked, prepared: Prepared, meeting: Meeting, me: Member, *, adopted: bool
+    asked: Asked, joined: Joined, sigterm: Sigterm, *, adopted: bool
 ) -> Generator[Session, None, None]:
+    prepared, meeting = joined.prepared, joined.meeting
+    launch = prepared.placement.launch
     patience = (asked.group_timeout or default_pg_timeout).total_seconds()
-    board = Board(meeting.store, patience)
-    size = prepared.placement.launch.world_size
+    ending = Ending(
+        Board(meeting.store, patience),
+        joined.me,
+        launch.world_size,
+        launch.node_ranks or (),
+        patience,
+        meeting.hosted,
+        meeting.keeper,
+        joined.host,
+    )
+    sigterm.last_words = lambda: ending.explain(Terminated())
     group = None
     try:
         if not adopted:
             group = ProcessGroup(prepared, asked, meeting.store)
         opened = Session(
             prepared.device,
-            prepared.placement.launch,
+            launch,
             prepared.node,
             prepared.placement,
             dist.PrefixStore("user", meeting.store),
         )
         _open[-1] = opened
         yield opened
-        part(board, me, size, patience)
+        ending.part()
     except BaseException as error:
-        explain(error, board, me, size)
+        ending.explain(error)
         if group is not None:
             group.abandon(error)
-        silent = stay_for_others(board, me, size, patience, hosted=meeting.hosted)
-        for name in silent:
-            error.add_note(f"gpumap: {name} was not heard of since")
+        ending.name_the_silent(error)
+        ending.stay_for_others()
         raise
     try:
         if group is not None:
             group.destroy()
     finally:
-        stay_for_others(board, me, size, patience, hosted=meeting.hosted)
+        ending.stay_for_others()

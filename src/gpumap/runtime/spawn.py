@@ -22,9 +22,10 @@ import torch.distributed as dist
 from gpumap.detect.launchers import detect_launch
 from gpumap.detect.rehearsal import REHEARSAL, rehearsed_node
 from gpumap.errors import DeviceError, GpumapError, SessionError
+from gpumap.mapping.choice import GPUS
 from gpumap.mapping.refs import DeviceRef
 from gpumap.runtime.board import Board, StoreLostError
-from gpumap.runtime.preparation import GPUS, seconds_of
+from gpumap.runtime.preparation import seconds_of
 from gpumap.runtime.rendezvous import session_prefix
 from gpumap.runtime.rollcall import Member
 from gpumap.runtime.spawned import Raised, Returned, dumps, work
@@ -141,7 +142,7 @@ class _Rank:
 
 
 def _watch(ranks: list[_Rank], seconds: float) -> list[_Rank]:
-    """Wait for all ranks; return those that failed, in order, the others being ended."""
+    """Wait for all ranks, or for the first failures; return those that failed."""
     deadline = time.monotonic() + seconds
     failed: list[_Rank] = []
     while not all(rank.ended for rank in ranks):

@@ -129,7 +129,7 @@ def foreign(host: str, port: int) -> SessionError:
     """Return the error for a port where something else than rank 0's store listens."""
     return SessionError(
         f"port {port} on {host} belongs to another program.",
-        "It does not answer as rank 0's store does.",
+        "It does not answer as rank 0's store does; so would a rank 0 that is stopped.",
         "Choose another MASTER_PORT, the same on every rank.",
     )
 

@@ -1,0 +1,57 @@
+"""What this host's kernel tells of another rank's process."""
+
+from functools import cache
+from pathlib import Path
+
+__all__ = ["is_gone", "is_halted", "pid_space", "state_of"]
+
+_GONE = "its process is gone"
+_STATES = {
+    "": _GONE,
+    "Z": _GONE,
+    "X": _GONE,
+    "T": "its process is stopped",
+    "t": "its process is stopped by a debugger",
+}
+
+
+@cache
+def pid_space() -> str | None:
+    """Return what two processes share that see each other's process ids.
+
+    The kernel since it booted, and the PID namespace; None where there is no /proc.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}/{Path('/proc/self/ns/pid').stat().st_ino}"
+    except OSError:
+        return None
+
+
+def state_of(pid: int, space: str | None) -> str:
+    """Say what has become of a process, as far as can be seen from here."""
+    if space is None or space != pid_space():
+        return "nothing can be seen of its process from here"
+    return _STATES.get(_letter(pid), "its process is there, and hangs or is busy")
+
+
+def is_gone(pid: int, space: str | None) -> bool:
+    """Tell whether a process has certainly ended."""
+    return state_of(pid, space) == _GONE
+
+
+def is_halted(pid: int, space: str | None) -> bool:
+    """Tell whether a process has ended, or is stopped and will not answer."""
+    return state_of(pid, space) in _STATES.values()
+
+
+def _letter(pid: int) -> str:
+    """Return the kernel's letter for a process's state; "" where there is none.
+
+    Source: proc_pid_stat(5); the name before it may hold blanks and brackets.
+    """
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return ""
+    return stat.rpartition(")")[2].split()[0]
