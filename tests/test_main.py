@@ -187,6 +187,19 @@ def test_a_saved_node_can_be_rehearsed(
     assert "nothing was saved: " in capsys.readouterr().out
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disc_leaves_the_old_file_as_it_was(
+    tmp_path: Path, capsys: Shown
+) -> None:
+    """The only file that gpumap writes."""
+    path = tmp_path / "here.json"
+    path.write_text("old")
+    (tmp_path / "here.json.part").symlink_to("/dev/full")
+    assert main(["--machine", "t4x4", "--save", str(path)]) == 1
+    assert "nothing was saved: [Errno 28] No space left" in capsys.readouterr().out
+    assert path.read_text() == "old"
+
+
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="needs no GPU")
 def test_devices_that_torch_does_not_see_are_said(
     capsys: Shown, monkeypatch: pytest.MonkeyPatch

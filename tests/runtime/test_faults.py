@@ -5,12 +5,17 @@ The table is of one machine; what hosts say of each other is in tests/launchers.
 
 import json
 import re
+import signal
+import socket
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 from jobs import clean_environment, free_port, rank_environment
 
 FAULTS = Path(__file__).with_name("faults.py")
@@ -46,11 +51,12 @@ class Job:
         survivors = [r for r in range(size) if r != victim]
         try:
             out = {r: ranks[r].communicate(timeout=60)[0] for r in survivors}
+            if how in ("SIGSTOP", "hang"):
+                ranks[victim].kill()
+            out[victim] = ranks[victim].communicate(timeout=60)[0]
         finally:
             for rank in ranks:
-                if how in ("SIGSTOP", "hang") or rank.poll() is None:
-                    rank.kill()
-        out[victim] = ranks[victim].communicate(timeout=60)[0]
+                rank.kill()
         self.code = ranks[victim].returncode
         self.codes = {ranks[r].returncode for r in survivors}
         fault = float(re.findall(r"FAULT (\S+)", out[victim])[0])
@@ -138,3 +144,82 @@ def test_survivors_name_who_failed_first(
     assert job.codes == {1}
     assert job.seconds < seconds + SLACK
     assert job.code == CODES[how]
+
+
+def start(
+    rank: int, port: int, when: str = "never", how: str = "hang", **limits: str
+) -> subprocess.Popen[str]:
+    """Start one rank of two; rank 1 is the victim."""
+    return subprocess.Popen(
+        [sys.executable, str(FAULTS), when, how, "1"],
+        env={**clean_environment(), **rank_environment(rank, 2, port), **limits},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+@pytest.fixture
+def two() -> Iterator[list[subprocess.Popen[str]]]:
+    """Return a list for processes, all of which are ended afterwards."""
+    started: list[subprocess.Popen[str]] = []
+    yield started
+    for process in started:
+        process.kill()
+        process.communicate(timeout=60)
+
+
+def test_sigterm_ends_a_rank_that_a_library_holds(
+    two: list[subprocess.Popen[str]],
+) -> None:
+    """Rank 0 stands in an all-reduce for a minute, where no Python runs."""
+    port = free_port()
+    two += [start(r, port, "body", LIMIT="60", START="30") for r in range(2)]
+    assert two[1].stdout
+    assert two[1].stdout.readline().startswith("FAULT")
+    time.sleep(1)  # rank 0 comes to the all-reduce that rank 1 does not join
+    two[0].send_signal(signal.SIGTERM)
+    out, _ = two[0].communicate(timeout=30)
+    assert two[0].returncode == 143
+    assert "its session did not leave within 5 s, because a library did not" in out
+
+
+def connection_to(port: int) -> socket.socket:
+    """Connect as soon as something listens."""
+    for _ in range(600):
+        try:
+            return socket.create_connection(("127.0.0.1", port), timeout=10)
+        except OSError:
+            time.sleep(0.05)
+    pytest.fail("rank 0 never listened")
+
+
+@pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.0\r\n\r\n", b"\0" * 1000])
+def test_a_stranger_that_connects_changes_nothing(
+    said: bytes, two: list[subprocess.Popen[str]]
+) -> None:
+    """It may be silent, or say what is no store's language."""
+    port = free_port()
+    two.append(start(0, port, LIMIT="30", START="30"))
+    with connection_to(port) as stranger:
+        stranger.sendall(said)
+        two.append(start(1, port, LIMIT="30", START="30"))
+        ended = [process.communicate(timeout=60)[0] for process in two]
+    assert [process.returncode for process in two] == [0, 0], ended
+
+
+@pytest.mark.parametrize("key", ["verdict", "rank/1", "terms"])
+def test_what_a_stranger_writes_is_never_taken_for_a_ranks(
+    key: str, two: list[subprocess.Popen[str]]
+) -> None:
+    """All ranks end, with what was found there."""
+    port = free_port()
+    two.append(start(0, port, LIMIT="5", START="5"))
+    connection_to(port).close()
+    store = dist.TCPStore("127.0.0.1", port, is_master=False)
+    store.set(f"gpumap/0/1/{key}", "cos\nsystem\n(S'true'\ntR.")
+    two.append(start(1, port, LIMIT="5", START="5"))
+    ended = [process.communicate(timeout=60)[0] for process in two]
+    assert [process.returncode for process in two] == [1, 1], ended
+    assert any(f"something under {key} that gpumap did not" in out for out in ended)
+    assert all("RollCallError" in out for out in ended)

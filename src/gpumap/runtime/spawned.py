@@ -75,7 +75,7 @@ def work(
     except SystemExit as error:
         message = _ended(error, pickler)
     except BaseException as error:  # noqa: BLE001 - all of it is the parent's to raise
-        message = _raised(error, 1)
+        message = _raised(error, 1, pickler)
     channel.send(message)
     channel.close()
     raise SystemExit(message.code if isinstance(message, Raised) else 0)
@@ -120,15 +120,15 @@ def _ended(error: SystemExit, pickler: str) -> Returned | Raised:
     """Take sys.exit() for a return of None, and an exit code for an error."""
     if error.code in (None, 0):
         return Returned(dumps(None, pickler))
-    return _raised(error, error.code if isinstance(error.code, int) else 1)
+    return _raised(error, error.code if isinstance(error.code, int) else 1, pickler)
 
 
-def _raised(error: BaseException, code: int) -> Raised:
+def _raised(error: BaseException, code: int, pickler: str) -> Raised:
     told = traceback.TracebackException.from_exception(error)
     told.__notes__ = []  # they travel with the exception
     notes = " ".join(getattr(error, "__notes__", ()))
     try:
-        pickled = pickle.dumps(error)
+        pickled = dumps(error, pickler)
         same = type(pickle.loads(pickled)) is type(error)  # noqa: S301 - our own
     except Exception:  # noqa: BLE001 - whatever a user's exception does when pickled
         pickled, same = b"", False
