@@ -318,7 +318,8 @@ def test_a_function_of_a_notebook_is_spawned_from_a_real_kernel() -> None:
         "try:\n    gpumap.spawn(fails, nprocs=2)\n"
         "except Bad as error:\n    print('caught', error)",
     ]
-    book: Any = nbformat.reads(
+    read: Any = nbformat.reads  # untyped
+    book = read(
         json.dumps(
             {
                 "cells": [
