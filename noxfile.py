@@ -118,9 +118,9 @@ def types(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Print the benchmarks' tables: scale, overhead, exits."""
+    """Print the benchmarks' tables."""
     install(session)
-    for script in ("scale", "overhead", "exits"):
+    for script in ("scale", "overhead", "exits", "launch", "soak"):
         session.run("python", f"benchmarks/{script}.py", *session.posargs)
 
 

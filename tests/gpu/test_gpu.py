@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+import spawnjobs
 import torch
 import torch.distributed as dist
 from jobs import clean_environment, run
@@ -119,6 +120,13 @@ def test_no_context_besides_its_own() -> None:
     detected, inside, own = json.loads(alone(CONTEXTS))
     assert detected == []
     assert inside in ([], [own])
+
+
+def test_spawn_works_where_cuda_has_been_started() -> None:
+    """A fork of this process could not use CUDA."""
+    torch.ones(1, device="cuda")
+    [rank] = gpumap.spawn(spawnjobs.who, nprocs=1)
+    assert rank["device"] == "cuda:0"
 
 
 def test_every_device_is_measured_in_a_process_of_its_own() -> None:

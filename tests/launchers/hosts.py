@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ADDRESSES = {"hosta": "10.77.0.1", "hostb": "10.77.0.2"}
+# A second network, of hosta and one that has no part in the job.
+STRANGERS = {"hosta": "10.78.0.1", "stranger": "10.78.0.2"}
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,8 @@ def two_hosts(folder: Path) -> Generator[Hosts, None, None]:
     names.write_text("".join(["127.0.0.1 localhost\n", *lines]))
     made: list[str] = []
     try:
-        for name in (bridge, *(f"{prefix}{host}" for host in ADDRESSES)):
+        hosts = {**ADDRESSES, **STRANGERS}
+        for name in (bridge, *(f"{prefix}{host}" for host in hosts)):
             _ip("netns", "add", name)
             made.append(name)
         _ip("-n", bridge, "link", "add", "br0", "type", "bridge")
@@ -100,6 +103,14 @@ def two_hosts(folder: Path) -> Generator[Hosts, None, None]:
             _ip("-n", own, "link", "set", "lo", "up")
             _ip("-n", own, "addr", "add", f"{address}/24", "dev", "eth0")
             _ip("-n", own, "link", "set", "eth0", "up")
+        inside, outside = f"{prefix}hosta", f"{prefix}stranger"
+        _ip(
+            *("-n", inside, "link", "add", "eth1", "type", "veth"),
+            *("peer", "eth1", "netns", outside),
+        )
+        for host, address in STRANGERS.items():
+            _ip("-n", f"{prefix}{host}", "addr", "add", f"{address}/24", "dev", "eth1")
+            _ip("-n", f"{prefix}{host}", "link", "set", "eth1", "up")
         yield Hosts(prefix, names)
     finally:
         for name in made:

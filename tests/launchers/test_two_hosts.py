@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from conftest import HERE, REPORT, need, reports
-from hosts import ADDRESSES, Hosts, two_hosts
+from hosts import ADDRESSES, STRANGERS, Hosts, two_hosts
 from jobs import clean_environment
 
 PORT = 29511
@@ -79,6 +79,47 @@ def test_the_store_listens_on_the_masters_address_only(hosts: Hosts) -> None:
     assert elsewhere == set()
 
 
+KNOCK = """
+import socket, sys
+try:
+    socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=5).close()
+    print("connected")
+except OSError as error:
+    print(error)
+"""
+# torch's own store, as env:// opens it on rank 0.
+TORCHS = """
+import sys, time
+import torch.distributed as dist
+store = dist.TCPStore("hosta", int(sys.argv[1]), is_master=True, wait_for_workers=False)
+print("TRAINING", flush=True)
+time.sleep(60)
+"""
+
+
+def knock(hosts: Hosts, port: int) -> str:
+    """Return what a host of another network hears at hosta's address there."""
+    command = [sys.executable, "-c", KNOCK, STRANGERS["hosta"], str(port)]
+    return hosts.start("stranger", command, clean_environment()).communicate(
+        timeout=30
+    )[0]
+
+
+def test_another_network_cannot_reach_the_store(hosts: Hosts) -> None:
+    """Hosta is on two networks; torch's own store answers on both, gpumap's on one."""
+    torchs = [sys.executable, "-c", TORCHS, str(PORT + 1)]
+    wait_until_training([hosts.start("hosta", torchs, clean_environment())])
+    assert knock(hosts, PORT + 1) == "connected\n"
+    before = hosts.listening("hosta")
+    command = [sys.executable, str(HERE / "hold.py"), "100000000"]
+    ranks = [hosts.start(h, command, rank(n)) for n, h in enumerate(ADDRESSES)]
+    wait_until_training(ranks)
+    assert "refused" in knock(hosts, PORT)
+    # gloo's sockets too: each on its host's own address in the job's network.
+    new = hosts.listening("hosta") - before
+    assert {address.rpartition(":")[0] for address in new} == {ADDRESSES["hosta"]}
+
+
 def test_a_cut_link_ends_both_sides_with_the_other_ranks_name(hosts: Hosts) -> None:
     """Within the collective's time-out and as long again for the store's answer."""
     command = [sys.executable, str(HERE / "hold.py"), "100000000"]
@@ -91,10 +132,13 @@ def test_a_cut_link_ends_both_sides_with_the_other_ranks_name(hosts: Hosts) -> N
     assert [process.returncode for process in ranks] == [1, 1], outs
     assert took < 20, outs
     assert re.search(
-        r"gpumap: rank 1 \(pid \d+ on hostb\) was not heard of since", outs[0]
+        r"gpumap: rank 1 \(pid \d+ on hostb\), on cpu, was not heard of: ", outs[0]
     )
     assert "gpumap: raised on rank 1 (pid" in outs[1]
-    assert "gpumap: rank 0's store does not answer" in outs[1]
+    assert re.search(
+        r"rank 0 \(pid \d+ on hosta\), on cpu, hosts the store and (does not|failed) ",
+        outs[1],
+    )
 
 
 def test_a_master_address_of_another_host_is_told(hosts: Hosts) -> None:

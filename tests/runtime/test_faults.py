@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-from jobs import clean_environment, free_port, rank_environment
+from jobs import clean_environment, free_port, rank_environment, run
 
 FAULTS = Path(__file__).with_name("faults.py")
 LIMIT = 3.0
@@ -223,3 +223,13 @@ def test_what_a_stranger_writes_is_never_taken_for_a_ranks(
     assert [process.returncode for process in two] == [1, 1], ended
     assert any(f"something under {key} that gpumap did not" in out for out in ended)
     assert all("RollCallError" in out for out in ended)
+
+
+def test_a_clock_that_jumps_neither_shortens_nor_lengthens_a_wait() -> None:
+    """By three hours at every look: rank 1 comes late, or never, in its own time."""
+    every = {"START_TIMEOUT": "30"}
+    together = run("jumping", every=every, delays={1: 3.0})
+    assert [rank.code for rank in together] == [0, 0], together
+    [alone] = run("jumping", every={"START_TIMEOUT": "3"}, ranks=[0])
+    assert "rank 1 of 2 did not come within 3 s." in alone.out
+    assert 2.5 < float(re.findall(r"after (\S+) s", alone.out)[0]) < 3 + SLACK

@@ -10,7 +10,7 @@ from gpumap.errors import RollCallError, SessionError
 from gpumap.mapping.values import Value
 from gpumap.runtime.board import Board, StoreLostError, described
 from gpumap.runtime.rollcall import Member
-from gpumap.runtime.witness import is_gone, state_of
+from gpumap.runtime.witness import is_gone, is_halted, state_of
 
 __all__ = ["Ending", "Fault"]
 
@@ -167,8 +167,12 @@ class Ending:
         host = self.host
         if host is None:
             return f"{self.keeper} does not answer"
-        state = state_of(host.pid, host.pid_space)
-        return f"{host}, on {host.device}, hosts the store and failed first: {state}"
+        halted = is_halted(host.pid, host.pid_space)
+        return (
+            f"{host}, on {host.device}, hosts the store and "
+            f"{'failed first' if halted else 'does not answer'}: "
+            f"{state_of(host.pid, host.pid_space)}"
+        )
 
     def _be_heard(self) -> None:
         """Count as a rank that has said how it ended, once."""

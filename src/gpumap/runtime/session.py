@@ -124,7 +124,7 @@ def open_session(
         )
     _open.append(None)
     try:
-        with leaving_on_sigterm() as sigterm:
+        with leaving_on_sigterm(asked.start_seconds) as sigterm:
             asked.check_types()
             adopted = dist.is_initialized()
             launch = (

@@ -12,7 +12,7 @@ from types import FrameType
 
 __all__ = ["Sigterm", "Terminated", "leaving_on_sigterm"]
 
-# How long a session may take to leave, where a library does not return to Python.
+# How long a session may take to leave at most, where a library holds its thread.
 _LEAVE_SECONDS = 5.0
 _CODE = 128 + signal.SIGTERM
 
@@ -34,23 +34,25 @@ class Sigterm:
     """The session's answer to SIGTERM.
 
     Attributes:
+        seconds: How long the session may take to leave.
         last_words: Called where the session cannot leave by itself, before the process
             is ended all the same.
     """
 
+    seconds: float
     last_words: Callable[[], None] = lambda: None
     left: threading.Event = field(default_factory=threading.Event)
 
 
 @contextmanager
-def leaving_on_sigterm() -> Generator[Sigterm, None, None]:
+def leaving_on_sigterm(seconds: float) -> Generator[Sigterm, None, None]:
     """Raise Terminated on SIGTERM inside the block, unless the user handles it.
 
     A handler of Python's runs between two steps of Python. Where the main thread stands
     in a library meanwhile, waiting for a rank that will not answer, a thread ends the
-    process once it has had time to leave.
+    process after so many seconds, five at most.
     """
-    answer = Sigterm()
+    answer = Sigterm(min(seconds, _LEAVE_SECONDS))
     in_main = threading.current_thread() is threading.main_thread()
     if not in_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield answer
@@ -96,11 +98,11 @@ def _watched(answer: Sigterm) -> Generator[None, None, None]:
 
 def _watch(near: socket.socket, answer: Sigterm) -> None:
     while heard := near.recv(1):
-        if heard[0] == signal.SIGTERM and not answer.left.wait(_LEAVE_SECONDS):
+        if heard[0] == signal.SIGTERM and not answer.left.wait(answer.seconds):
             answer.last_words()
             sys.stderr.write(
                 f"gpumap: pid {os.getpid()} ends on SIGTERM; its session did not leave "
-                f"within {_LEAVE_SECONDS:g} s, because a library did not return.\n"
+                f"within {answer.seconds:g} s, because a library did not return.\n"
             )
             sys.stderr.flush()
             os._exit(_CODE)

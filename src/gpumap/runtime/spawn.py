@@ -65,7 +65,7 @@ def spawn(
         gpus: The devices to use, in the order of the ranks; all visible without it.
         nprocs: Number of processes; as many as devices, or one where there is none.
         start_timeout: Seconds that the processes have to start and to import the
-            script.
+            script. Once one has failed, the others have as long to end, 8 at most.
         kwargs: Its keyword arguments.
 
     Raises:
@@ -99,7 +99,7 @@ def spawn(
                 _raise(min(failed, key=lambda r: r.follows), store, seconds)
             return [pickle.loads(_value(rank)) for rank in ranks]  # noqa: S301 - from our own pipes
         finally:
-            _end(ranks)
+            _end(ranks, min(seconds, _LEAVE_SECONDS))
 
 
 @dataclass
@@ -156,7 +156,7 @@ def _watch(ranks: list[_Rank], seconds: float) -> list[_Rank]:
             rank.listen()
             if rank.failed:
                 if not failed:
-                    deadline = time.monotonic() + _GRACE_SECONDS
+                    deadline = time.monotonic() + min(seconds, _GRACE_SECONDS)
                 failed.append(rank)
         if not ready and limited:
             if not failed:
@@ -209,14 +209,14 @@ def _named(rank: _Rank, store: dist.Store, seconds: float) -> str:
     return f"rank {rank.rank} (pid {rank.process.pid})"
 
 
-def _end(ranks: list[_Rank]) -> None:
+def _end(ranks: list[_Rank], seconds: float) -> None:
     """End every process that is left: asked first, then forced."""
     try:
         left = [rank for rank in ranks if rank.process.is_alive()]
         for rank in left:
             rank.stopped = True
             rank.process.terminate()
-        deadline = time.monotonic() + _LEAVE_SECONDS
+        deadline = time.monotonic() + seconds
         for rank in left:
             rank.process.join(max(deadline - time.monotonic(), 0.0))
     finally:

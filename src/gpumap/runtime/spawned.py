@@ -1,5 +1,6 @@
 """The child's side of spawn: run the function, and tell the parent what came of it."""
 
+import contextlib
 import os
 import pickle
 import signal
@@ -76,7 +77,8 @@ def work(
         message = _ended(error, pickler)
     except BaseException as error:  # noqa: BLE001 - all of it is the parent's to raise
         message = _raised(error, 1, pickler)
-    channel.send(message)
+    with contextlib.suppress(BrokenPipeError):  # the parent has gone
+        channel.send(message)
     channel.close()
     raise SystemExit(message.code if isinstance(message, Raised) else 0)
 
