@@ -7,7 +7,7 @@ from typing import cast
 from gpumap.detect import slurm
 from gpumap.detect.environment import Environment
 from gpumap.errors import LaunchError
-from gpumap.mapping.visibility import mask_length
+from gpumap.mapping.visibility import ALL_MASKS, mask_length
 
 __all__ = [
     "bound_devices",
@@ -24,14 +24,6 @@ Fields = dict[str, object]
 # More ranks than any node has; their list is for naming neighbours.
 _MOST_ON_A_NODE = 4096
 
-_MASKS = (
-    "CUDA_VISIBLE_DEVICES",
-    "HIP_VISIBLE_DEVICES",
-    "ROCR_VISIBLE_DEVICES",
-    "ZE_AFFINITY_MASK",
-    "ASCEND_RT_VISIBLE_DEVICES",
-)
-
 
 def bound_devices(fields: Fields, env: Environment) -> bool:
     """Tell whether this process's mask leaves it devices that are its own alone.
@@ -43,7 +35,7 @@ def bound_devices(fields: Fields, env: Environment) -> bool:
     several = (isinstance(size, int) and size > 1) or (
         isinstance(local_rank, int) and local_rank > 0
     )
-    masks = (mask_length(env.text(name)) for name in _MASKS)
+    masks = (mask_length(env.text(name)) for name in ALL_MASKS)
     visible = next((count for count in masks if count is not None), None)
     if not several or not visible:
         return False

@@ -11,7 +11,7 @@ from gpumap.mapping.masks import (
     rocm_visible,
 )
 
-__all__ = ["doubt", "mask_length", "mask_of", "mask_ordinals", "visible"]
+__all__ = ["ALL_MASKS", "doubt", "mask_length", "mask_of", "visible"]
 
 # By vendor; the one that acts last on the numbering comes first.
 _MASKS = {
@@ -21,7 +21,7 @@ _MASKS = {
     "npu": ("ASCEND_RT_VISIBLE_DEVICES",),
 }
 # Where nothing is visible, any of them can be the reason.
-_ALL_MASKS = tuple(dict.fromkeys(name for names in _MASKS.values() for name in names))
+ALL_MASKS = tuple(dict.fromkeys(name for names in _MASKS.values() for name in names))
 _PLAIN_ENTRY = r"[0-9]+|(GPU|MIG)-[0-9A-Za-z/-]+"
 _PLAIN_ENTRIES = {
     "ROCR_VISIBLE_DEVICES": rf"\s*({_PLAIN_ENTRY}|0[xX][0-9a-fA-F]+)\s*",
@@ -97,7 +97,7 @@ def doubt(seen: Node, environ: Mapping[str, str]) -> str | None:
 
 def _masks(node: Node, environ: Mapping[str, str]) -> list[tuple[str, str]]:
     """Return the masks that act on a node's devices, the last one first."""
-    names = _MASKS.get(_vendor(node), ()) if node.devices else _ALL_MASKS
+    names = _MASKS.get(_vendor(node), ()) if node.devices else ALL_MASKS
     found = [(name, environ[name]) for name in names if name in environ]
     # HIP takes an empty text for none at all.
     return [x for x in found if x != ("HIP_VISIBLE_DEVICES", "")]
@@ -108,14 +108,6 @@ def mask_length(mask: str | None) -> int | None:
     if mask is None:
         return None
     return len([entry for entry in mask.split(",") if entry.strip()])
-
-
-def mask_ordinals(mask: str | None) -> list[int] | None:
-    """Return the ordinals that a mask lists; None where it lists anything else."""
-    entries = [] if mask is None else [e.strip() for e in mask.split(",")]
-    if not entries or not all(e.isascii() and e.isdecimal() for e in entries):
-        return None
-    return [int(entry) for entry in entries]
 
 
 def _vendor(node: Node) -> str:

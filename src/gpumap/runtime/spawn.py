@@ -4,31 +4,24 @@ import importlib.util
 import multiprocessing
 import os
 import pickle
-import signal
 import socket
 import sys
-import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from datetime import timedelta
-from multiprocessing import connection
-from multiprocessing.context import ForkServerProcess
-from typing import NoReturn, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 
 from gpumap.detect.launchers import detect_launch
 from gpumap.detect.rehearsal import REHEARSAL, rehearsed_node
-from gpumap.errors import DeviceError, GpumapError, SessionError
+from gpumap.errors import DeviceError, SessionError
 from gpumap.mapping.choice import GPUS
 from gpumap.mapping.refs import DeviceRef
-from gpumap.runtime.board import Board, StoreLostError
 from gpumap.runtime.preparation import seconds_of
-from gpumap.runtime.rendezvous import session_prefix
-from gpumap.runtime.rollcall import Member
-from gpumap.runtime.spawned import Raised, Returned, dumps, work
+from gpumap.runtime.spawned import Returned, dumps, work
+from gpumap.runtime.supervision import Rank, end_all, raise_from, watch
 
 __all__ = ["spawn"]
 
@@ -36,8 +29,6 @@ T = TypeVar("T")
 
 # Imported once, by the server that all ranks are forked from.
 _PRELOADED = ["torch", "torch._dynamo", "gpumap.runtime.ddp", "gpumap.runtime.spawned"]
-# How long the other ranks may take to fail by themselves, then to leave when told to.
-_GRACE_SECONDS, _LEAVE_SECONDS = 3.0, 5.0
 # What would make a child take another launcher for its own.
 _NOT_INHERITED = ("GPUMAP_LAUNCHER", "TORCHELASTIC_RESTART_COUNT", GPUS)
 
@@ -81,7 +72,7 @@ def spawn(
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOADED)
     with _store() as (store, port):
-        ranks: list[_Rank] = []
+        ranks: list[Rank] = []
         try:
             for rank in range(count):
                 channel, far = context.Pipe(duplex=False)
@@ -91,153 +82,19 @@ def spawn(
                     args=(far, environ, payload, _threads(count), pickler),
                     name=f"gpumap rank {rank}",
                 )
+                ranks.append(Rank(rank, process, channel))
                 process.start()
                 far.close()
-                ranks.append(_Rank(rank, process, channel))
-            failed = _watch(ranks, seconds)
+            failed = watch(ranks, seconds)
             if failed:
-                _raise(min(failed, key=lambda r: r.follows), store, seconds)
+                raise_from(min(failed, key=lambda r: r.follows), store, seconds)
             return [pickle.loads(_value(rank)) for rank in ranks]  # noqa: S301 - from our own pipes
         finally:
-            _end(ranks, min(seconds, _LEAVE_SECONDS))
+            end_all(ranks, seconds)
 
 
-@dataclass
-class _Rank:
-    """A process, what it has said, and how it ended."""
-
-    rank: int
-    process: ForkServerProcess
-    channel: connection.Connection
-    started: bool = False
-    message: Returned | Raised | None = None
-    ended: bool = False
-    stopped: bool = field(default=False)
-
-    def listen(self) -> None:
-        """Take what the process says, and notice its end."""
-        try:
-            while self.channel.poll():
-                said = self.channel.recv()
-                self.started = True
-                self.message = said if isinstance(said, Returned | Raised) else None
-        except (EOFError, OSError):
-            self.ended = True
-        if not self.process.is_alive():
-            self.ended = True
-        if self.ended:
-            self.process.join()
-
-    @property
-    def failed(self) -> bool:
-        """Whether it ended by itself, and other than by returning."""
-        return (
-            self.ended and not self.stopped and not isinstance(self.message, Returned)
-        )
-
-    @property
-    def follows(self) -> bool:
-        """Whether it failed because another rank had."""
-        return isinstance(self.message, Raised) and self.message.follows
-
-
-def _watch(ranks: list[_Rank], seconds: float) -> list[_Rank]:
-    """Wait for all ranks, or for the first failures; return those that failed."""
-    deadline = time.monotonic() + seconds
-    failed: list[_Rank] = []
-    while not all(rank.ended for rank in ranks):
-        waiting = [rank for rank in ranks if not rank.ended]
-        limited = failed or not all(rank.started for rank in ranks)
-        left = max(deadline - time.monotonic(), 0.0) if limited else None
-        channels = [rank.channel for rank in waiting]
-        sentinels = [rank.process.sentinel for rank in waiting]
-        ready = connection.wait([*channels, *sentinels], left)
-        for rank in waiting:
-            rank.listen()
-            if rank.failed:
-                if not failed:
-                    deadline = time.monotonic() + min(seconds, _GRACE_SECONDS)
-                failed.append(rank)
-        if not ready and limited:
-            if not failed:
-                raise _late([rank.rank for rank in ranks if not rank.started], seconds)
-            break
-    return failed
-
-
-def _raise(rank: _Rank, store: dist.Store, seconds: float) -> NoReturn:
-    """Raise what a rank raised, or what its exit code tells."""
-    who = _named(rank, store, seconds)
-    said, code = rank.message, rank.process.exitcode
-    if isinstance(said, Raised):
-        error = pickle.loads(said.error) if said.error else None  # noqa: S301 - from our own pipe
-        if not isinstance(error, Exception):
-            error = SessionError(f"{who} ended with {said.described}.")
-        error.add_note(f"gpumap: {who} raised it; exit code {said.code}. There:")
-        error.add_note(said.traceback.rstrip())
-        raise error
-    if code is not None and code < 0:
-        raise SessionError(
-            f"{who} was killed by {signal.Signals(-code).name}.",
-            "It said nothing before.",
-            "SIGKILL is mostly the system's, out of memory: see the kernel's log. "
-            "SIGSEGV and SIGABRT come from a library.",
-        )
-    if not rank.started:
-        raise SessionError(
-            f"{who} could not import this script; exit code {code}.",
-            "Its own error stands above.",
-            "If it says so, put what starts the training under "
-            '`if __name__ == "__main__":`.',
-        )
-    raise SessionError(
-        f"{who} ended with exit code {code} and returned nothing.",
-        "os._exit() or a library ended it.",
-        "See what it printed last.",
-    )
-
-
-def _named(rank: _Rank, store: dist.Store, seconds: float) -> str:
-    """Return a rank with its process and, once it answered the roll, its device."""
-    board = Board(dist.PrefixStore(session_prefix(1), store), min(seconds, 1.0))
-    try:
-        if board.has(f"rank/{rank.rank}"):
-            member = board.wait(f"rank/{rank.rank}", Member, 1.0)
-            return f"{member}, on {member.device}," if member else f"rank {rank.rank}"
-    except (StoreLostError, GpumapError):
-        pass
-    return f"rank {rank.rank} (pid {rank.process.pid})"
-
-
-def _end(ranks: list[_Rank], seconds: float) -> None:
-    """End every process that is left: asked first, then forced."""
-    try:
-        left = [rank for rank in ranks if rank.process.is_alive()]
-        for rank in left:
-            rank.stopped = True
-            rank.process.terminate()
-        deadline = time.monotonic() + seconds
-        for rank in left:
-            rank.process.join(max(deadline - time.monotonic(), 0.0))
-    finally:
-        for rank in ranks:
-            if rank.process.is_alive():
-                rank.process.kill()
-            rank.process.join()
-            rank.process.close()
-            rank.channel.close()
-
-
-def _value(rank: _Rank) -> bytes:
+def _value(rank: Rank) -> bytes:
     return rank.message.value if isinstance(rank.message, Returned) else b""
-
-
-def _late(missing: list[int], seconds: float) -> SessionError:
-    return SessionError(
-        f"ranks {', '.join(map(str, missing))} did not start within {seconds:g} s.",
-        "A new process first imports the script.",
-        "Move slow work out of the script's top level, or give start_timeout=… more.",
-    )
 
 
 def _refuse_while_importing() -> None:
