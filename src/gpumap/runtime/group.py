@@ -61,9 +61,11 @@ class ProcessGroup:
             if self._backend == "gloo":
                 later = asked.group_timeout or default_pg_timeout
                 dist.distributed_c10d._set_pg_timeout(later)  # noqa: SLF001 - torch has no public way
-        except (dist.DistError, RuntimeError) as error:
+        except BaseException as error:
             self._installed: _Hook = sys.excepthook
             self._restore()
+            if not isinstance(error, dist.DistError | RuntimeError):
+                raise
             raise SessionError(
                 f"the {self._backend} process group did not form, "
                 f"{asked.start_seconds:g} s at most.",
