@@ -29,7 +29,7 @@ def test_mpiexec_hydra(run: Run, python: list[str]) -> None:
 def test_python_m_gpumap_shows_the_same(shown: Shown) -> None:
     """A line a rank, under both."""
     need("mpirun.openmpi", "mpiexec.hydra")
-    gpumap = [sys.executable, "-m", "gpumap", "--plan"]
+    gpumap = [sys.executable, "-m", "gpumap"]
     for launcher, command in (
         ("Open MPI", [*OPEN_MPI, "-np", "2", *gpumap]),
         ("MPICH", ["mpiexec.hydra", "-n", "2", *gpumap]),
