@@ -36,7 +36,7 @@ def test_a_rank_that_has_ended_hears_of_a_later_failure() -> None:
 def test_a_rank_that_never_comes_to_the_end_is_named() -> None:
     """After the time-out of the group, not of the world."""
     ended = run("ends_late", every={"TIMEOUT": "3"}, limit=40)
-    assert "SessionError: ranks 1 did not come to the end" in ended[0].out
+    assert "SessionError: rank 1 did not come to the end" in ended[0].out
 
 
 def test_models_that_differ_name_the_rank_that_found_it() -> None:
