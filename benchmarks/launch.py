@@ -8,7 +8,6 @@ later ones, and their ratio to torch.multiprocessing.spawn's.
 
 import json
 import os
-import socket
 import statistics
 import subprocess
 import sys
@@ -20,6 +19,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.nn.parallel import DistributedDataParallel
+from two_ranks import free_port
 
 import gpumap
 
@@ -47,13 +47,6 @@ def numbered(rank: int, port: int) -> None:
     os.environ.update({name: str(value) for name, value in names.items()})
     os.environ["MASTER_ADDR"] = "127.0.0.1"
     by_hand()
-
-
-def free_port() -> int:
-    """Return a port that was free a moment ago."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 def elastic(start_method: str) -> None:

@@ -20,11 +20,16 @@ if TYPE_CHECKING:
 WAYS = ("torch", "gpumap")
 
 
-def start_ranks(*arguments: str) -> list[subprocess.Popen[str]]:
-    """Start both ranks of a job: Python with these arguments, and a port of its own."""
+def free_port() -> int:
+    """Return a port that was free a moment ago."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+        return int(free.getsockname()[1])
+
+
+def start_ranks(*arguments: str) -> list[subprocess.Popen[str]]:
+    """Start both ranks of a job: Python with these arguments, and a port of its own."""
+    port = free_port()
     return [
         subprocess.Popen(
             [sys.executable, *arguments],

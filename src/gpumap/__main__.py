@@ -13,7 +13,7 @@ from gpumap.detect.nvml import nvml_node
 from gpumap.detect.rehearsal import REHEARSAL, rehearsed_node
 from gpumap.errors import DeviceError, GpumapError
 from gpumap.mapping.advice import advice
-from gpumap.mapping.choice import GPUS, Choice, Scores, StrategyName
+from gpumap.mapping.choice import Choice, Scores, StrategyName, pool_named
 from gpumap.mapping.devices import Node
 from gpumap.mapping.launch import Launch
 from gpumap.mapping.placement import (
@@ -113,8 +113,7 @@ def _report(asked: argparse.Namespace) -> Report:
         mask = mask_of(node, os.environ)
         shown_mask = mask and (mask[0], mask[1].encode(errors="replace").decode())
         report = report.model_copy(update={"node": node, "mask": shown_mask})
-        named = os.environ.get(GPUS)
-        pool = refs_of(named) if named and asked.gpus is None else asked.gpus
+        pool = pool_named(asked.gpus, os.environ)
         choice = Choice.of(asked.strategy, pool, asked.scores, oversubscribe=False)
         processes = None if asked.nproc else _fitting(asked, launch, choice, node)
         if processes is not None:

@@ -78,21 +78,16 @@ def test_the_slower_card_of_a_mixed_set_is_named() -> None:
 
 def test_which_of_two_is_slower_is_not_guessed() -> None:
     """A Tesla T4 has more multiprocessors than an RTX 3060, of an older kind."""
-    cards = (
+    kinds = (("RTX 3060", (8, 6), 28), ("Tesla T4", (7, 5), 40))
+    cards = tuple(
         Device(
             kind="cuda",
-            index=0,
-            name="RTX 3060",
-            compute_capability=(8, 6),
-            multiprocessors=28,
-        ),
-        Device(
-            kind="cuda",
-            index=1,
-            name="Tesla T4",
-            compute_capability=(7, 5),
-            multiprocessors=40,
-        ),
+            index=index,
+            name=name,
+            compute_capability=capability,
+            multiprocessors=count,
+        )
+        for index, (name, capability, count) in enumerate(kinds)
     )
     [sentence] = advised(Node(hostname="n1", devices=cards), 0, 1)
     assert sentence.endswith("gpumap.measure() tells which is slow.")

@@ -7,9 +7,9 @@ from typing import Literal, cast, get_args
 from gpumap.errors import DeviceError, PlacementError
 from gpumap.mapping.devices import Device, Node
 from gpumap.mapping.launch import Launch
-from gpumap.mapping.refs import DeviceRef
+from gpumap.mapping.refs import DeviceRef, refs_of
 
-__all__ = ["GPUS", "Choice", "Gpus", "Scores", "Strategy", "StrategyName"]
+__all__ = ["GPUS", "Choice", "Gpus", "Scores", "Strategy", "StrategyName", "pool_named"]
 
 GPUS = "GPUMAP_GPUS"
 """The environment variable with the pool of a session that names none: "2,3"."""
@@ -33,6 +33,16 @@ Scores = (
 )
 
 _NAMES: tuple[StrategyName, ...] = get_args(StrategyName)
+
+
+def pool_named(gpus: Gpus | None, environ: Mapping[str, str]) -> Gpus | None:
+    """Return the pool that was asked for, or else the one that GPUMAP_GPUS names.
+
+    Raises:
+        DeviceError: The variable has an empty entry.
+    """
+    named = environ.get(GPUS)
+    return refs_of(named) if gpus is None and named else gpus
 
 
 @dataclass(frozen=True)

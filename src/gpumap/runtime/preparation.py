@@ -14,7 +14,7 @@ from gpumap.detect.launchers import detect_launch
 from gpumap.detect.rehearsal import REHEARSAL, rehearsed_node
 from gpumap.errors import DeviceError, SessionError
 from gpumap.mapping.advice import blindly_linked
-from gpumap.mapping.choice import GPUS, Choice, Gpus, Scores, Strategy
+from gpumap.mapping.choice import Choice, Gpus, Scores, Strategy, pool_named
 from gpumap.mapping.devices import Node
 from gpumap.mapping.launch import Launch
 from gpumap.mapping.placement import (
@@ -23,7 +23,6 @@ from gpumap.mapping.placement import (
     place,
     refuse_conflicts,
 )
-from gpumap.mapping.refs import refs_of
 from gpumap.mapping.visibility import doubt
 
 __all__ = ["Asked", "Prepared", "launch_of_group", "prepare", "seconds_of"]
@@ -89,10 +88,7 @@ class Asked:
     @property
     def pool(self) -> Gpus | None:
         """The devices named by the session, or else by the environment."""
-        named = self.environ.get(GPUS)
-        if self.gpus is not None or not named or self.device == "cpu":
-            return self.gpus
-        return refs_of(named)
+        return pool_named(self.gpus, {} if self.device == "cpu" else self.environ)
 
     @property
     def start_seconds(self) -> float:
