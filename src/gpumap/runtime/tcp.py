@@ -3,7 +3,9 @@
 import errno
 import socket
 import time
+from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 
 import torch.distributed as dist
 
@@ -62,33 +64,54 @@ def connect(host: str, port: int, seconds: float) -> dist.Store:
     """
     began = time.monotonic()
     deadline = began + seconds
-    refused = 0
+    refused, patience = 0, _GREETING_SECONDS
     while True:
         _wait_until_open(host, port, began, deadline)
         left = deadline - time.monotonic()
         try:
             store = bounded(
-                lambda: _client(host, port),
-                max(min(left, 2 * _GREETING_SECONDS), 1.0),
+                partial(_client, host, port, patience),
+                max(min(left, 2 * patience), 1.0),
                 "connect",
             )
         except (StoreLostError, dist.DistError):
             refused += 1
-            if refused == _GREETINGS or time.monotonic() > deadline:
+            left = deadline - time.monotonic()
+            if refused == _GREETINGS or left < 0:
                 raise foreign(host, port) from None
+            patience = _GREETING_SECONDS + 2 * _seconds_to_name(host, port, left)
             continue
         store.set_timeout(timedelta(seconds=seconds))
         return store
 
 
-def _client(host: str, port: int) -> dist.TCPStore:
+def _client(host: str, port: int, patience: float) -> dist.TCPStore:
     return dist.TCPStore(
         host,
         port,
         is_master=False,
         wait_for_workers=False,
-        timeout=timedelta(seconds=_GREETING_SECONDS),
+        timeout=timedelta(seconds=patience),
     )
+
+
+def _seconds_to_name(host: str, port: int, most: float) -> float:
+    """Return how long the address's name takes to look up, which torch does first.
+
+    Where no name server answers that is longer than a store's greeting may take.
+    """
+    began = time.monotonic()
+    with suppress(OSError, StoreLostError):
+        bounded(partial(_name, host, port), most, "look up a name")
+    return time.monotonic() - began
+
+
+def _name(host: str, port: int) -> tuple[str, str]:
+    address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4]
+    if ":" not in str(address[0]):
+        # As torch asks for it; the files of names, which know 127.0.0.1, do not help.
+        address = (f"::ffff:{address[0]}", port)
+    return socket.getnameinfo(address, 0)
 
 
 def _wait_until_open(host: str, port: int, began: float, deadline: float) -> None:
