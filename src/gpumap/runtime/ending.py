@@ -179,7 +179,7 @@ class Ending:
         if not self._heard:
             self._heard = True
             self.board.write(f"heard/{self.me.rank}", self.me)
-            if self.board.count("heard") == self.world_size:
+            if self.board.count("parted") == self.world_size:
                 self.board.claim("silent", _Silent(members=()))
 
     def _wait_for_end(self) -> _End | None:
