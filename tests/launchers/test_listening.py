@@ -8,8 +8,9 @@ import sys
 from collections.abc import Sequence
 
 import pytest
-from conftest import HERE, need
 from jobs import clean_environment, free_port, rank_environment
+
+from conftest import HERE, need
 
 SPAWNS = f"""
 import sys

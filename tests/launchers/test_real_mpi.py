@@ -2,8 +2,9 @@
 
 import sys
 
-from conftest import Run, Shown, need
 from jobs import free_port
+
+from conftest import Run, Shown, need
 
 OPEN_MPI = ["mpirun.openmpi", "--oversubscribe", "--allow-run-as-root"]
 

@@ -6,8 +6,9 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import REPORT, Report, Run, Shown, reports
 from jobs import clean_environment, free_port
+
+from conftest import REPORT, Report, Run, Shown, reports
 
 SRUN = ["srun", "--quiet"]
 # The nodes of the test's Slurm have names that nobody can look up.

@@ -5,8 +5,9 @@ import subprocess
 import sys
 import time
 
-from conftest import REPORT, Run, Shown, reports
 from jobs import clean_environment, free_port
+
+from conftest import REPORT, Run, Shown, reports
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 

@@ -8,9 +8,10 @@ from collections.abc import Generator, Sequence
 from pathlib import Path
 
 import pytest
-from conftest import HERE, REPORT, need, reports
 from hosts import ADDRESSES, STRANGERS, Hosts, two_hosts
 from jobs import clean_environment
+
+from conftest import HERE, REPORT, need, reports
 
 PORT = 29511
 

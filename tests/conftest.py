@@ -1,0 +1,50 @@
+"""What holds for every run of tests: it leaves no process and no file behind."""
+
+import os
+import tempfile
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+# What multiprocessing keeps until this process ends.
+_HELPERS = ("multiprocessing.forkserver", "multiprocessing.resource_tracker")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_is_left(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Generator[None, None, None]:
+    """Give all processes one folder for files; remove it, and find none alive."""
+    tmp_path_factory.getbasetemp()  # pytest keeps its own elsewhere
+    before = os.environ.get("TMPDIR")
+    with tempfile.TemporaryDirectory(prefix="tests-") as folder:
+        os.environ["TMPDIR"], tempfile.tempdir = folder, None
+        yield
+        alive = [line for line in _started_with(folder) if not _is_helper(line)]
+        tempfile.tempdir = None
+        if before is None:
+            del os.environ["TMPDIR"]
+        else:
+            os.environ["TMPDIR"] = before
+    assert not alive
+
+
+def _started_with(folder: str) -> list[str]:
+    """Return pid, parent and command of each process that was given the folder."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            environ = (process / "environ").read_bytes()
+            command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            parent = (process / "stat").read_text().rpartition(")")[2].split()[1]
+        except OSError:  # it has ended, or is another user's
+            continue
+        if f"TMPDIR={folder}\0".encode() in environ:
+            found.append(f"{process.name} of {parent}: {command}")
+    return found
+
+
+def _is_helper(line: str) -> bool:
+    own = f" of {os.getpid()}: "
+    return own in line and any(helper in line for helper in _HELPERS)
