@@ -118,10 +118,11 @@ def types(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Print the benchmarks' tables."""
-    install(session)
-    for script in ("scale", "overhead", "exits", "launch", "soak"):
-        session.run("python", f"benchmarks/{script}.py", *session.posargs)
+    """Print the benchmarks' tables; one alone, with options, after --."""
+    session.install("-c", "constraints.txt", "-e", ".[bench]", "numpy")
+    scripts = ("allreduce", "scale", "overhead", "exits", "launch", "soak")
+    for command in [session.posargs] if session.posargs else [[s] for s in scripts]:
+        session.run("python", f"benchmarks/{command[0]}.py", *command[1:])
 
 
 @nox.session

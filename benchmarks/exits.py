@@ -1,6 +1,6 @@
 """How many ranks end abnormally after all their work was right.
 
-`python benchmarks/exits.py [JOBS]` runs two-process gloo jobs, 60 by default of each
+`python benchmarks/exits.py [JOBS]` runs two-process gloo jobs, 20 by default of each
 way, one by hand-written torch and one by gpumap at the same time, and counts exit codes
 other than 0. Both are as short as a tutorial: begin, wrap, one backward, end. Whether a
 rank dies is a race, so the counts of hand-written torch vary from run to run.
@@ -51,4 +51,4 @@ def main(jobs: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 60)
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 20)

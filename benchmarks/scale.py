@@ -1,10 +1,11 @@
-"""How the cost of placing and planning grows with the world.
+"""How the cost of placing, planning, choosing and meeting grows with the world.
 
 `python benchmarks/scale.py` prints, for 1,000 to 1,000,000 ranks on nodes of 8, the
 seconds and the peak memory of plan(), the microseconds of a look-up and of place() for
-one rank, the seconds of conflicts(), and the exponent of the growth: 1 is linear, 0 is
-constant; then the milliseconds of best_linked() for k of 16 devices. Medians of several
-runs.
+one rank, the seconds of conflicts(); the milliseconds of best_linked() for 4 of 4 to 16
+devices and for k of 16; and those of a roll call of 4 to 1,024 ranks, each with its own
+connection to one store. Medians of several runs, and the exponent of each growth: 1 is
+linear, 0 is constant.
 """
 
 import math
@@ -16,12 +17,16 @@ from functools import partial
 from itertools import combinations
 from random import Random
 
+from crowd import roll_call_seconds
+
 import gpumap
 
 WORLDS = (1_000, 10_000, 100_000, 1_000_000)
 RUNS = 5
 LOOKUPS = 500
-KS = (2, 4, 8, 12)
+NODES = (4, 8, 12, 16)
+KS = (2, 8, 12)
+RANKS = (4, 16, 64, 256, 1024)
 
 
 def main() -> None:
@@ -37,36 +42,66 @@ def main() -> None:
         for column in range(len(columns))
     ]
     print("exponent".rjust(12), *(f"{value:14.2f}" for value in growth))
-    print("\nbest_linked(), 16 devices".ljust(26), *(f"k={k} ms".rjust(9) for k in KS))
-    for name, sixteen in sixteens().items():
-        times = [seconds(partial(gpumap.best_linked, sixteen, k)) for k in KS]
-        print(f"{name:25}", *(f"{time * 1e3:9.1f}" for time in times))
+    _print_linked()
+    _print_roll_calls()
 
 
-def sixteens() -> dict[str, gpumap.Node]:
-    """Return nodes of 16: all linked alike, a tree of switches, and at random."""
-    random = Random(0)  # noqa: S311 - for a test matrix
-    trees = {True: "PIX", False: "PXB"}
-    kinds: dict[str, Callable[[int, int], gpumap.Link]] = {
-        "NVSwitch": lambda a, b: gpumap.Link(a=a, b=b, nvlinks=6),
-        "PCIe trees, two sockets": lambda a, b: gpumap.Link.model_validate(
-            {
-                "a": a,
-                "b": b,
-                "pcie": trees[a // 4 == b // 4] if a // 8 == b // 8 else "SYS",
-            }
-        ),
-        "random": lambda a, b: gpumap.Link(a=a, b=b, nvlinks=random.randrange(4)),
-    }
-    devices = tuple(gpumap.Device(kind="cuda", index=i) for i in range(16))
-    return {
-        name: gpumap.Node(
-            hostname="n1",
-            devices=devices,
-            links=tuple(link(a, b) for a, b in combinations(range(16), 2)),
-        )
-        for name, link in kinds.items()
-    }
+def _print_linked() -> None:
+    cases = [(n, 4) for n in NODES] + [(NODES[-1], k) for k in KS]
+    heads = (*(f"{k} of {n}" for n, k in cases[: len(NODES)]), "exponent")
+    more = [f"{k} of {n}" for n, k in cases[len(NODES) :]]
+    print("\nbest_linked() ms".ljust(26), *(h.rjust(9) for h in (*heads, *more)))
+    for name, kind in LINKS.items():
+        found = [
+            1e3 * seconds(partial(gpumap.best_linked, linked(n, kind), k))
+            for n, k in cases
+        ]
+        growth = exponent(NODES, found[: len(NODES)])
+        cells = (*found[: len(NODES)], growth, *found[len(NODES) :])
+        print(f"{name:25}", *(f"{cell:9.2f}" for cell in cells))
+
+
+def _print_roll_calls() -> None:
+    found = [
+        statistics.median(roll_call_seconds(n) for _ in range(RUNS)) for n in RANKS
+    ]
+    print(
+        "\nroll call".ljust(12),
+        *(f"{n:,} ranks".rjust(12) for n in RANKS),
+        "  exponent",
+    )
+    growth = exponent(RANKS, found)
+    print("ms".ljust(11), *(f"{1e3 * x:12.1f}" for x in found), f"{growth:10.2f}")
+    each = (1e3 * x / n for x, n in zip(found, RANKS, strict=True))
+    print("ms a rank".ljust(11), *(f"{x:12.3f}" for x in each))
+
+
+def linked(count: int, kind: Callable[[int, int], gpumap.Link]) -> gpumap.Node:
+    """Return a node of so many devices, linked in one way."""
+    devices = tuple(gpumap.Device(kind="cuda", index=i) for i in range(count))
+    links = tuple(kind(a, b) for a, b in combinations(range(count), 2))
+    return gpumap.Node(hostname="n1", devices=devices, links=links)
+
+
+def _switched(a: int, b: int) -> gpumap.Link:
+    return gpumap.Link(a=a, b=b, nvlinks=6)
+
+
+def _in_trees(a: int, b: int) -> gpumap.Link:
+    if a // 8 != b // 8:
+        return gpumap.Link(a=a, b=b, pcie="SYS")
+    return gpumap.Link(a=a, b=b, pcie="PIX" if a // 4 == b // 4 else "PXB")
+
+
+def _at_random(a: int, b: int) -> gpumap.Link:
+    return gpumap.Link(a=a, b=b, nvlinks=Random(16 * a + b).randrange(4))  # noqa: S311 - for a test matrix
+
+
+LINKS = {
+    "NVSwitch": _switched,
+    "PCIe trees, two sockets": _in_trees,
+    "random": _at_random,
+}
 
 
 def measure(node: gpumap.Node, world: int) -> tuple[float, ...]:

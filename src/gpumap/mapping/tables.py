@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from gpumap.mapping.devices import Device, Link, Node
 from gpumap.mapping.placement import Placement
 
-__all__ = ["device_table", "link_name", "link_table", "placement_table"]
+__all__ = ["aligned", "device_table", "link_name", "link_table", "placement_table"]
 
 _COLUMNS: dict[str, Callable[[Device], object]] = {
     "device": lambda d: f"{d.kind}:{d.index}",
@@ -36,7 +36,7 @@ def placement_table(
                 *(str(device), device.name or "", placement.why),
             ]
         )
-    return _aligned(rows)
+    return aligned(rows)
 
 
 def device_table(node: Node) -> str:
@@ -49,7 +49,7 @@ def device_table(node: Node) -> str:
         for name, value in _COLUMNS.items()
     }
     columns = [[name, *cells] for name, cells in known.items() if any(cells)]
-    return _aligned([list(row) for row in zip(*columns, strict=True)])
+    return aligned([list(row) for row in zip(*columns, strict=True)])
 
 
 def link_table(node: Node) -> str:
@@ -65,7 +65,7 @@ def link_table(node: Node) -> str:
         cells[link.a][link.b] = cells[link.b][link.a] = link_name(link)
     rows = [["links", *names]]
     rows += [[name, *row] for name, row in zip(names, cells, strict=True)]
-    return _aligned(rows)
+    return aligned(rows)
 
 
 def link_name(link: Link) -> str:
@@ -79,6 +79,7 @@ def _gib(size: int | None) -> str | None:
     return None if size is None else f"{size / 2**30:.1f} GiB"
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> str:
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+    """Return rows as lines, each column as wide as its widest cell."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)

@@ -1,0 +1,63 @@
+"""A roll call of many ranks: threads, each with its own connection to one store."""
+
+import resource
+import socket
+import threading
+import time
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from gpumap.runtime.board import Board
+from gpumap.runtime.rollcall import Member, Terms, roll_call
+
+__all__ = ["roll_call_seconds"]
+
+_PATIENCE = 120.0
+# A client's and a server's end for each rank, and what Python itself has open.
+_FILES = 2 * 1024 + 200
+
+
+def roll_call_seconds(world_size: int) -> float:
+    """Return the seconds from when all are connected until all have the verdict."""
+    _allow_files()
+    with socket.create_server(("127.0.0.1", 0), backlog=1024) as listener:
+        port = int(listener.getsockname()[1])
+        store = dist.TCPStore(
+            "127.0.0.1",
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        )
+    began: list[float] = []
+    start = threading.Barrier(world_size, lambda: began.append(time.perf_counter()))
+    ranks = [
+        threading.Thread(target=_answer, args=(rank, port, world_size, start))
+        for rank in range(world_size)
+    ]
+    for thread in ranks:
+        thread.start()
+    for thread in ranks:
+        thread.join()
+    seconds = time.perf_counter() - began[0]
+    del store
+    return seconds
+
+
+def _answer(rank: int, port: int, world_size: int, start: threading.Barrier) -> None:
+    wait = timedelta(seconds=_PATIENCE)
+    client = dist.TCPStore("127.0.0.1", port, wait_for_workers=False, timeout=wait)
+    board = Board(dist.PrefixStore("gpumap/0/1", client), _PATIENCE)
+    device = f"cuda:{rank}"
+    me = Member(rank=rank, hostname="n1", pid=rank, device=device, identity=device)
+    terms = Terms(world_size=world_size, backend="nccl", strategy="local_rank")
+    start.wait()
+    roll_call(board, me, terms, _PATIENCE, hosted=False)
+
+
+def _allow_files() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < _FILES:
+        wanted = _FILES if hard == resource.RLIM_INFINITY else min(hard, _FILES)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -1,0 +1,84 @@
+"""What is measured once and what apart, by the devices that are used."""
+
+from collections.abc import Sequence
+
+import pytest
+from agenda import Word, agenda
+from figures import Options
+from links import choice_of
+
+import gpumap
+
+
+def words(options: Options, node: gpumap.Node, count: int) -> list[Word]:
+    """Return what each rank of one node would say."""
+    launches = [
+        gpumap.Launch(
+            launcher="torchrun",
+            rank=rank,
+            world_size=count,
+            local_rank=rank,
+            local_world_size=count,
+            node_rank=0,
+            num_nodes=1,
+        )
+        for rank in range(count)
+    ]
+    return [
+        Word(
+            node=node,
+            node_rank=0,
+            placements={
+                name: gpumap.place(launch, node, choice_of(name, options).strategy)
+                for name in options.strategies
+            },
+            refused={},
+        )
+        for launch in launches
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "ways"),
+    [
+        # linked takes 0 and 3, with two NVLinks; the others 0 and 1, with one.
+        (2, ["local_rank, modulo", "linked"]),
+        # Of three, linked takes 0, 2 and 3; of all four there is no better set.
+        (3, ["local_rank, modulo", "linked"]),
+        (4, ["local_rank, modulo, linked"]),
+    ],
+)
+def test_strategies_on_the_same_devices_are_measured_once(
+    ranks: int, ways: Sequence[str]
+) -> None:
+    """On a DGX-1; strategies on other devices get a table of their own."""
+    options = Options(strategies=("local_rank", "modulo", "linked"))
+    said = words(options, gpumap.machine("dgx1-v100"), ranks)
+    found = agenda(options, said, "nccl", "cuda")
+    assert [way.name for way in found.ways] == ways
+
+
+def test_the_limits_of_accelerators_are_those_of_their_links() -> None:
+    """One NVLink of a V100 carries 20 GB/s in one direction, two carry 40."""
+    options = Options(strategies=("local_rank", "linked"))
+    found = agenda(
+        options, words(options, gpumap.machine("dgx1-v100"), 2), "nccl", "cuda"
+    )
+    assert found.limits == {
+        "a ring over NV1, by its class": 20.0,
+        "a ring over NV2, by its class": 40.0,
+    }
+
+
+def test_on_a_cpu_all_strategies_use_the_same_device() -> None:
+    """So nothing that is printed as a difference is one."""
+    options = Options(strategies=("local_rank", "linked"))
+    found = agenda(
+        options, words(options, gpumap.machine("dgx1-v100"), 2), "gloo", "cpu"
+    )
+    assert len(found.ways) == 1
+    assert [seating.strategies for seating in found.ways[0].seatings] == [
+        ("local_rank",),
+        ("linked",),
+    ]
+    assert set(found.limits) == {"memory copy", "loopback TCP"}

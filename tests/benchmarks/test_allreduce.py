@@ -1,0 +1,225 @@
+"""The all-reduce benchmark, run by real ranks."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from jobs import Ended, clean_environment, finish, free_port, rank_environment
+
+SCRIPT = str(Path(__file__).parent.parent.parent / "benchmarks/allreduce.py")
+SHORT = ("-b", "4K", "-e", "64K", "-f", "4", "-n", "2", "-w", "1", "--rounds", "2")
+# A rank's contribution is one too much at the first place.
+PLANTED = f"""
+import sys
+sys.path.insert(0, {str(Path(SCRIPT).parent)!r})
+import reduction
+
+right = reduction.filled
+
+def planted(rank, *arguments):
+    tensor = right(rank, *arguments)
+    tensor[0] += rank
+    return tensor
+
+reduction.filled = planted
+import allreduce
+sys.exit(allreduce.main(sys.argv[1:]))
+"""
+
+
+def bench(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run the benchmark."""
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env={**clean_environment(), **environ},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+def ranks(*commands: Sequence[str]) -> list[Ended]:
+    """Run one command for each rank of a job."""
+    port = free_port()
+    return finish(
+        [
+            subprocess.Popen(
+                [sys.executable, *command],
+                env={
+                    **clean_environment(),
+                    **rank_environment(rank, len(commands), port),
+                    # Their arguments differ, and they are one job.
+                    "GPUMAP_JOB_ID": "bench",
+                },
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for rank, command in enumerate(commands)
+        ]
+    )
+
+
+def rows(out: str) -> list[list[str]]:
+    """Return the cells of the lines with figures."""
+    lines = [line.split() for line in out.splitlines()]
+    return [cells for cells in lines if cells and cells[0].isdecimal()]
+
+
+def test_it_starts_its_own_ranks_and_prints_what_nccl_tests_does(
+    tmp_path: Path,
+) -> None:
+    """Three sizes by gpumap and by hand; the figures fit each other and the file."""
+    file = tmp_path / "found.json"
+    done = bench(SCRIPT, *SHORT, "--json", str(file))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""  # no bar where nobody watches
+    found = rows(done.stdout)
+    assert [cells[:4] for cells in found] == 2 * [
+        ["4096", "1024", "float", "sum"],
+        ["16384", "4096", "float", "sum"],
+        ["65536", "16384", "float", "sum"],
+    ]
+    assert {(cells[7], cells[11]) for cells in found} == {("0", "0")}
+    assert done.stdout.count("Out of bounds values : 0 OK") == 2
+    written = json.loads(file.read_text())
+    seconds = written["ways"][0]["rows"][2]["in_place"]["seconds"]
+    assert len(seconds) == 2
+    # Of two ranks the factor of the bus is 1.
+    assert float(found[2][10]) == pytest.approx(
+        65536 / (sum(seconds) / 2) / 1e9, abs=0.01
+    )
+    busbw = [
+        row["size"] / (sum(row[place]["seconds"]) / 2) / 1e9
+        for row in written["ways"][1]["rows"]
+        for place in ("out_of_place", "in_place")
+    ]
+    average = float(done.stdout.split("Avg bus bandwidth    : ")[2].split()[0])
+    assert average == pytest.approx(sum(busbw) / 6, rel=0.01)
+    assert "GB/s at most, in one direction: memory copy " in done.stdout
+    assert "# by hand  " in done.stdout
+
+
+def test_a_wrong_sum_is_counted_and_is_exit_code_1() -> None:
+    """One too much in one rank: one element is wrong, and both ranks see it."""
+    command = ["-c", PLANTED, *SHORT]
+    first, second = ranks(command, command)
+    assert (first.code, second.code) == (1, 1), first.out + second.out
+    assert [(cells[7], cells[11]) for cells in rows(first.out)] == 6 * [("2", "2")]
+    assert first.out.count("Out of bounds values : 12 FAILED") == 2
+    assert second.out == ""  # rank 0 prints for all
+
+
+def test_the_sizes_are_rank_0s() -> None:
+    """Ranks that reduced different sizes would abort."""
+    first, second = ranks([SCRIPT, *SHORT], [SCRIPT, *SHORT, "-e", "1M"])
+    assert (first.code, second.code) == (0, 0), first.out + second.out
+    assert {cells[0] for cells in rows(first.out)} == {"4096", "16384", "65536"}
+
+
+def test_torchrun_starts_its_ranks() -> None:
+    """Two ranks, one output."""
+    done = bench(
+        *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
+        *(SCRIPT, *SHORT),
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("# all-reduce of 2 ranks by gloo on cpu") == 1
+
+
+def test_a_rehearsal_shows_each_strategys_devices_and_links() -> None:
+    """The figures are one CPU's, and are measured once for all strategies."""
+    done = bench(
+        *(SCRIPT, *SHORT, "--nproc", "2", "--strategies", "local_rank,modulo,linked"),
+        GPUMAP_REHEARSAL="dgx1-v100",
+    )
+    assert done.returncode == 0, done.stderr
+    assert "# rehearsal of dgx1-v100: devices and links are pretended" in done.stdout
+    first, second = done.stdout.split("# local_rank, modulo:")[1].split("# linked:")
+    assert "cuda:0 (GPU-07000000…)" in first
+    assert "cuda:1 (GPU-07000001…)" in first
+    assert "links on dgx1-v100: 1 NV1; the best ring's slowest: NV1" in first
+    assert "cuda:3 (GPU-07000003…)" in second
+    assert "links on dgx1-v100: 1 NV2; the best ring's slowest: NV2" in second
+    assert "# local_rank, modulo, linked: the same devices, measured once" in second
+    assert len(rows(done.stdout)) == 6
+
+
+def test_a_strategy_that_fits_nothing_is_left_out_and_the_rest_measured() -> None:
+    """Its reason stands above the tables."""
+    done = bench(
+        *(SCRIPT, *SHORT, "--nproc", "2", "--strategies", "local_rank,scored"),
+        GPUMAP_REHEARSAL="",
+    )
+    assert done.returncode == 0, done.stderr
+    assert '# scored is left out: strategy "scored" has no device' in done.stdout
+
+
+def test_nothing_to_measure_is_an_error() -> None:
+    """Exit code 2, and words that say what to change."""
+    done = bench(SCRIPT, *SHORT, "--nproc", "2", "--strategies", "scored,guess")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "no strategy gives every rank a device of its own" in done.stderr
+    assert "guess: strategy 'guess' is unknown" in done.stderr
+    assert "--strategies" in done.stderr
+
+
+def test_a_terminal_shows_progress() -> None:
+    """On stderr, so that the tables can be piped."""
+    master, slave = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, SCRIPT, *SHORT],
+        env={**clean_environment(), "TERM": "xterm"},
+        stdout=subprocess.PIPE,
+        stderr=slave,
+        text=True,
+    ) as process:
+        os.close(slave)
+        shown = b""
+        while part := _read(master):
+            shown += part
+        out, _ = process.communicate(timeout=100)
+    os.close(master)
+    assert process.returncode == 0, out
+    assert "by hand" in shown.decode()
+    assert "━" in shown.decode()
+    assert len(rows(out)) == 6
+
+
+def _read(terminal: int) -> bytes:
+    """Return what the terminal was sent; nothing once its other side is closed."""
+    try:
+        return os.read(terminal, 4096)
+    except OSError:
+        return b""
+
+
+def test_a_picture_is_drawn(tmp_path: Path) -> None:
+    """A PNG of 1080 by 660 points."""
+    file = tmp_path / "busbw.png"
+    done = bench(SCRIPT, *SHORT, "--plot", str(file))
+    assert done.returncode == 0, done.stderr
+    head = file.read_bytes()[:24]
+    assert head[:8] == b"\x89PNG\r\n\x1a\n"
+    assert [int.from_bytes(head[i : i + 4]) for i in (16, 20)] == [1080, 660]
+
+
+def test_a_picture_without_matplotlib_is_refused_before_the_run() -> None:
+    """The error says how to install it."""
+    code = f"""
+import runpy, sys
+sys.modules["matplotlib"] = None
+sys.argv = [{SCRIPT!r}, "--plot", "x.png"]
+sys.path.insert(0, {str(Path(SCRIPT).parent)!r})
+runpy.run_path({SCRIPT!r}, run_name="__main__")
+"""
+    done = bench("-c", code)
+    assert done.returncode == 2
+    assert "pip install gpumap-torch[bench]" in done.stderr

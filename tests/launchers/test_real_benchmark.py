@@ -1,0 +1,49 @@
+"""benchmarks/allreduce.py under real launchers."""
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from jobs import clean_environment
+
+from conftest import HERE, need
+
+BENCH = [
+    *(sys.executable, str(Path(HERE).parent.parent / "benchmarks/allreduce.py")),
+    *("-b", "4K", "-e", "16K", "-n", "2", "--rounds", "1"),
+]
+
+
+def table(command: Sequence[str], **environ: str) -> str:
+    """Return what a command prints, which is one job's output."""
+    done = subprocess.run(
+        command,
+        env={**clean_environment(), **environ},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("# Out of bounds values : 0 OK") == 2
+    return done.stdout
+
+
+def test_open_mpi_starts_it() -> None:
+    """Three ranks of one node."""
+    need("mpirun.openmpi")
+    launch = ["mpirun.openmpi", "--oversubscribe", "--allow-run-as-root", "-np", "3"]
+    out = table([*launch, *BENCH])
+    assert "# all-reduce of 3 ranks by gloo on cpu" in out
+
+
+def test_srun_starts_it(slurm_conf: str) -> None:
+    """Two nodes, a rank on each, in the order of their node ranks."""
+    out = table(
+        ["srun", "--quiet", "-N2", "-n2", "-w", "n1,n2", *BENCH],
+        SLURM_CONF=slurm_conf,
+        MASTER_ADDR="127.0.0.1",
+    )
+    placed = [line.split()[1:3] for line in out.splitlines() if " cpu  " in line]
+    assert placed == [["0", "0"], ["1", "1"]]
