@@ -78,11 +78,11 @@ class Options(Value):
 
     def counts(self) -> list[int]:
         """Return the numbers of elements to reduce, smallest first."""
-        item, size, found = ITEM_SIZES[self.type], self.minbytes, list[int]()
+        item, size, found = ITEM_SIZES[self.type], self.minbytes, dict[int, None]()
         while size <= (self.maxbytes or self.minbytes):
-            found.append(max(1, size // item))
+            found[max(1, size // item)] = None
             size *= self.factor
-        return found
+        return list(found)
 
     def repeats(self, count: int, device: str) -> tuple[int, int]:
         """Return the warm-ups and the iterations of a measurement."""

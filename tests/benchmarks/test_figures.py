@@ -77,6 +77,11 @@ def test_a_step_that_overshoots_leaves_the_largest_size_out() -> None:
     assert counts == [1024, 3072, 9216]
 
 
+def test_sizes_below_an_element_are_one_element() -> None:
+    """1, 2 and 4 bytes are one float, which is measured once."""
+    assert options(minbytes=1, maxbytes=16).counts() == [1, 2, 4]
+
+
 def test_large_sizes_are_repeated_less_on_a_cpu() -> None:
     """Everywhere else they are repeated as asked for."""
     asked = options(iterations=20, warm_ups=5)

@@ -1,6 +1,8 @@
 """Predictions for machines that are not here, against rings drawn by hand."""
 
+import re
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from allreduce import main
@@ -77,6 +79,28 @@ def test_a_strategy_that_cannot_place_the_ranks_says_why(
     found = rows(capsys, "t4x4", "--nproc", "5")
     assert " ".join(found["linked"]).startswith("5 processes on t4x4 have 4 devices")
     assert " ".join(found["modulo"]).startswith("rank 0 and rank 4 are both placed")
+
+
+PAGE = Path(__file__).parent.parent.parent / "docs/benchmarks.md"
+SHOWN = re.findall(
+    r"`python benchmarks/allreduce.py (--machine [^`]*)`.*?```\n(.*?)```",
+    PAGE.read_text(),
+    re.DOTALL,
+)
+
+
+@pytest.mark.parametrize(("arguments", "output"), SHOWN)
+def test_the_page_shows_what_the_command_prints(
+    capsys: pytest.CaptureFixture[str], arguments: str, output: str
+) -> None:
+    """Word for word."""
+    assert main(arguments.split()) == 0
+    assert capsys.readouterr().out == output
+
+
+def test_the_page_shows_two_predictions() -> None:
+    """So that the test above compares something."""
+    assert len(SHOWN) == 2
 
 
 def test_an_unknown_machine_is_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -63,7 +63,8 @@ def ddp_session(
             be there, or "cpu".
         backend: The process group's backend; by device when None.
         timeout: Seconds that a collective, and the meeting at the end, may take;
-            torch's default when None.
+            torch's default when None. In a collective torch's builds count them by the
+            system's clock: where it is set back, they wait for that much longer.
         start_timeout: Seconds that the ranks have to come together.
         oversubscribe: Whether two ranks may share a device (gloo only).
         launch: Who this process is, instead of detecting it.
