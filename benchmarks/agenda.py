@@ -4,9 +4,10 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
-from figures import Options, Outcome, Seating, Way
+from figures import Outcome, Seating, Way
 from limits import loopback_tcp, memory_copy
 from links import choice_of, links_among
+from options import Options
 from torch.distributed import Store
 
 import gpumap

@@ -18,7 +18,8 @@ from typing import get_args
 import torch
 from allreduce_table import in_words
 from contest import compare
-from figures import Options, Outcome, Type
+from figures import Outcome
+from options import Options, Type
 from prediction import predicted
 from progress import progress
 

@@ -1,5 +1,6 @@
 """All ways of one comparison, measured in turn in the same processes."""
 
+import itertools
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator
@@ -9,8 +10,9 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from agenda import agree
-from figures import BY_HAND, ITEM_SIZES, MOST_RANKS, Options, Outcome, Row, Timing, Way
+from figures import BY_HAND, Outcome, Row, Timing, Way
 from links import choice_of
+from options import ITEM_SIZES, MOST_RANKS, Options
 from reduction import Buffers, Measured, checked, timed
 
 import gpumap
@@ -138,8 +140,7 @@ def _by_hand(
     """Open a group as one does without gpumap, but where the ranks have met already."""
     if device.type != "cpu":
         torch.accelerator.set_device_index(device.index)
-    _by_hand_before.append(len(_by_hand_before))
-    store = dist.PrefixStore(f"by hand/{len(_by_hand_before)}", meeting.store)
+    store = dist.PrefixStore(f"by hand/{next(_numbers)}", meeting.store)
     dist.init_process_group(
         backend, store=store, rank=meeting.rank, world_size=meeting.world_size
     )
@@ -147,7 +148,7 @@ def _by_hand(
     dist.destroy_process_group()
 
 
-_by_hand_before: list[int] = []
+_numbers = itertools.count(1)
 
 
 def _steps(

@@ -1,7 +1,6 @@
 """A roll call of many ranks: threads, each with its own connection to one store."""
 
 import resource
-import socket
 import threading
 import time
 from datetime import timedelta
@@ -10,6 +9,7 @@ import torch.distributed as dist
 
 from gpumap.runtime.board import Board
 from gpumap.runtime.rollcall import Member, Terms, roll_call
+from gpumap.runtime.tcp import store_on_loopback
 
 __all__ = ["roll_call_seconds"]
 
@@ -21,15 +21,7 @@ _FILES = 2 * 1024 + 200
 def roll_call_seconds(world_size: int) -> float:
     """Return the seconds from when all are connected until all have the verdict."""
     _allow_files()
-    with socket.create_server(("127.0.0.1", 0), backlog=1024) as listener:
-        port = int(listener.getsockname()[1])
-        store = dist.TCPStore(
-            "127.0.0.1",
-            port,
-            is_master=True,
-            wait_for_workers=False,
-            master_listen_fd=listener.detach(),
-        )
+    store, port = store_on_loopback()
     began: list[float] = []
     start = threading.Barrier(world_size, lambda: began.append(time.perf_counter()))
     ranks = [

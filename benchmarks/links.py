@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import cast
 
-from figures import Options
+from options import Options
 
 from gpumap.mapping.choice import Choice, StrategyName
 from gpumap.mapping.devices import Device, Node

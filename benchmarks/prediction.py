@@ -4,8 +4,8 @@ import os
 from collections.abc import Iterator, Sequence
 from textwrap import fill
 
-from figures import Options
 from links import bandwidths, choice_of, links_among
+from options import Options
 
 import gpumap
 from gpumap.detect.rehearsal import rehearsed_node

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 from agenda import Word, agenda
-from figures import Options
 from links import choice_of
+from options import Options
 
 import gpumap
 

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 from allreduce import main
-from figures import Options, Outcome, Row, Timing, Way, bus_factor, ratios
+from figures import Outcome, Row, Timing, Way, bus_factor, ratios
+from options import Options
 
 from gpumap.errors import SessionError
 

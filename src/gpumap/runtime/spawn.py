@@ -4,15 +4,12 @@ import importlib.util
 import multiprocessing
 import os
 import pickle
-import socket
 import sys
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TypeVar
 
 import torch
-import torch.distributed as dist
 
 from gpumap.detect.launchers import detect_launch
 from gpumap.detect.rehearsal import REHEARSAL, rehearsed_node
@@ -22,6 +19,7 @@ from gpumap.mapping.refs import DeviceRef
 from gpumap.runtime.preparation import seconds_of
 from gpumap.runtime.spawned import Returned, dumps, work
 from gpumap.runtime.supervision import Rank, end_all, raise_from, watch
+from gpumap.runtime.tcp import store_on_loopback
 
 __all__ = ["spawn"]
 
@@ -71,26 +69,26 @@ def spawn(
     payload, pickler = _packed((function, args, kwargs))
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOADED)
-    with _store() as (store, port):
-        ranks: list[Rank] = []
-        try:
-            for rank in range(count):
-                channel, far = context.Pipe(duplex=False)
-                environ = _environment(rank, count, port, gpus)
-                process = context.Process(
-                    target=work,
-                    args=(far, environ, payload, _threads(count), pickler),
-                    name=f"gpumap rank {rank}",
-                )
-                ranks.append(Rank(rank, process, channel))
-                process.start()
-                far.close()
-            failed = watch(ranks, seconds)
-            if failed:
-                raise_from(min(failed, key=lambda r: r.follows), store, seconds)
-            return [pickle.loads(_value(rank)) for rank in ranks]  # noqa: S301 - from our own pipes
-        finally:
-            end_all(ranks, seconds)
+    store, port = store_on_loopback()
+    ranks: list[Rank] = []
+    try:
+        for rank in range(count):
+            channel, far = context.Pipe(duplex=False)
+            environ = _environment(rank, count, port, gpus)
+            process = context.Process(
+                target=work,
+                args=(far, environ, payload, _threads(count), pickler),
+                name=f"gpumap rank {rank}",
+            )
+            ranks.append(Rank(rank, process, channel))
+            process.start()
+            far.close()
+        failed = watch(ranks, seconds)
+        if failed:
+            raise_from(min(failed, key=lambda r: r.follows), store, seconds)
+        return [pickle.loads(_value(rank)) for rank in ranks]  # noqa: S301 - from our own pipes
+    finally:
+        end_all(ranks, seconds)
 
 
 def _value(rank: Rank) -> bytes:
@@ -167,23 +165,6 @@ def _environment(
             "TORCHELASTIC_USE_AGENT_STORE": "True",
         }
     )
-
-
-@contextmanager
-def _store() -> Generator[tuple[dist.Store, int], None, None]:
-    """Host a store on loopback, on a port that the kernel picks and nobody guesses."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen(socket.SOMAXCONN)
-        port = int(listener.getsockname()[1])
-        store = dist.TCPStore(
-            "127.0.0.1",
-            port,
-            is_master=True,
-            wait_for_workers=False,
-            master_listen_fd=listener.detach(),
-        )
-    yield store, port
 
 
 def _packed(call: tuple[object, ...]) -> tuple[bytes, str]:

@@ -13,7 +13,7 @@ from gpumap.errors import LaunchError, RollCallError, SessionError
 from gpumap.mapping.launch import Launch
 from gpumap.runtime.board import StoreLostError, bounded
 
-__all__ = ["LOOPBACK", "connect", "foreign", "listen"]
+__all__ = ["LOOPBACK", "connect", "foreign", "listen", "store_on_loopback"]
 
 LOOPBACK = {"localhost": "127.0.0.1", "127.0.0.1": "127.0.0.1", "::1": "::1"}
 # A store answers a greeting at once; torch takes up to twice the time to give up.
@@ -54,6 +54,22 @@ def listen(host: str, port: int, launch: Launch) -> socket.socket | None:
             "Choose another MASTER_PORT.",
         ) from None
     return listener
+
+
+def store_on_loopback() -> tuple[dist.TCPStore, int]:
+    """Host a store on loopback, on a port that the kernel picks and nobody guesses."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(socket.SOMAXCONN)
+        port = int(listener.getsockname()[1])
+        store = dist.TCPStore(
+            "127.0.0.1",
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        )
+    return store, port
 
 
 def connect(host: str, port: int, seconds: float) -> dist.Store:
