@@ -22,6 +22,7 @@ def nothing_is_left(
     multiprocessing.util.get_temp_dir()
     before = os.environ.get("TMPDIR")
     with tempfile.TemporaryDirectory(prefix="tests-") as folder:
+        Path(folder).chmod(0o755)  # munged wants every user to get through
         os.environ["TMPDIR"], tempfile.tempdir = folder, None
         yield
         alive = [line for line in _started_with(folder) if not _is_helper(line)]
