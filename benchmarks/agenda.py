@@ -24,9 +24,25 @@ class Word(Value):
     """What one rank says: where each strategy places it, or why it does not."""
 
     node: Node
-    node_rank: int
+    node_rank: int | None
     placements: dict[str, Placement]
     refused: dict[str, str]
+
+    def on(self, node_rank: int) -> "Word":
+        """Return this with a number for its node, which some launchers do not tell."""
+        placements = {
+            name: placement.model_copy(
+                update={
+                    "launch": placement.launch.model_copy(
+                        update={"node_rank": node_rank}
+                    )
+                }
+            )
+            for name, placement in self.placements.items()
+        }
+        return self.model_copy(
+            update={"node_rank": node_rank, "placements": placements}
+        )
 
 
 def agree(options: Options, session: gpumap.Session, backend: str) -> Outcome:
@@ -68,7 +84,7 @@ def _word(options: Options, session: gpumap.Session, backend: str) -> Word:
             placements[name] = placement
     return Word(
         node=node,
-        node_rank=launch.node_rank or 0,
+        node_rank=launch.node_rank,
         placements=placements,
         refused=refused,
     )
@@ -78,7 +94,12 @@ def agenda(
     options: Options, words: Sequence[Word], backend: str, device: str
 ) -> Outcome:
     """Return what is measured, given what each rank said, in the order of the ranks."""
+    places = list(dict.fromkeys((word.node_rank, word.node.hostname) for word in words))
+    words = [
+        word.on(places.index((word.node_rank, word.node.hostname))) for word in words
+    ]
     refused = {name: why for word in words for name, why in word.refused.items()}
+    refused |= dict.fromkeys(_shared(options, words), "two ranks share a device")
     usable = [name for name in options.strategies if name not in refused]
     seatings = _seatings(usable, words)
     ways: dict[frozenset[object], list[Seating]] = {}
@@ -98,13 +119,26 @@ def agenda(
     )
 
 
+def _shared(options: Options, words: Sequence[Word]) -> list[str]:
+    """Return the strategies that give two ranks one accelerator, on whatever node."""
+    found = []
+    for name in options.strategies:
+        used = [
+            _identity(word, word.placements[name].device)
+            for word in words
+            if name in word.placements and word.placements[name].device.kind != "cpu"
+        ]
+        found += [name] if len(set(used)) < len(used) else []
+    return found
+
+
 def _seatings(names: Iterable[str], words: Sequence[Word]) -> list[Seating]:
     """Return each different seating, with the strategies that give it."""
     found: dict[tuple[Device, ...], list[str]] = {}
     for name in names:
         devices = tuple(word.placements[name].device for word in words)
         found.setdefault(devices, []).append(name)
-    nodes = {word.node_rank: word.node for word in words}
+    nodes = {word.node_rank or 0: word.node for word in words}
     return [
         _seating(same, [word.placements[same[0]] for word in words], nodes)
         for same in found.values()
@@ -117,8 +151,10 @@ def _seating(
     lines: list[str] = []
     rings: list[tuple[float, str]] = []
     for node_rank, node in nodes.items():
-        here = [p.device for p in placements if (p.launch.node_rank or 0) == node_rank]
-        links, ring = links_among(here, node)
+        here = [p for p in placements if (p.launch.node_rank or 0) == node_rank]
+        if any(p.launch.devices_bound for p in here):
+            continue  # each rank sees its own devices, and nobody their links
+        links, ring = links_among([p.device for p in here], node)
         if ring is not None:
             lines.append(
                 f"{node.hostname}: {links}; the best ring's slowest: {ring[1]}"
@@ -136,10 +172,12 @@ def _seating(
 def _used(seating: Seating, words: Sequence[Word]) -> frozenset[object]:
     """Return the devices in use, whichever rank is on which."""
     devices = [placement.device for placement in seating.placements]
-    return frozenset(
-        (word.node.hostname, device.uuid or device.pci_bus_id or device.index)
-        for word, device in zip(words, devices, strict=True)
-    )
+    return frozenset(map(_identity, words, devices))
+
+
+def _identity(word: Word, device: Device) -> object:
+    """Return what tells a device from all others of the job."""
+    return word.node_rank, device.uuid or device.pci_bus_id or device.index
 
 
 def _measured_limits() -> dict[str, float]:

@@ -26,6 +26,7 @@ from progress import progress
 import gpumap
 from gpumap.detect.rehearsal import REHEARSAL
 from gpumap.errors import GpumapError, SessionError
+from gpumap.mapping.choice import GPUS
 from gpumap.mapping.refs import refs_of
 
 _STRATEGIES = "local_rank,modulo,scored,linked"
@@ -43,12 +44,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         draw = _drawing() if asked.plot else None
         outcome = _outcome(asked, options)
-        if gpumap.detect_launch().rank == 0:
-            print(in_words(outcome), flush=True)
-            if asked.json:
-                asked.json.write_text(outcome.model_dump_json(indent=2) + "\n")
-            if draw is not None:
-                draw(outcome, asked.plot)
+        if gpumap.detect_launch().rank != 0:
+            return 0  # rank 0 speaks for all: a launcher ends it at another's error
+        print(in_words(outcome), flush=True)
+        if asked.json:
+            asked.json.write_text(outcome.model_dump_json(indent=2) + "\n")
+        if draw is not None:
+            draw(outcome, asked.plot)
     except (GpumapError, OSError, ValueError) as error:
         print(error, file=sys.stderr)
         return 2
@@ -92,6 +94,7 @@ def _drawing() -> Callable[[Outcome, Path], None]:
 
 
 def _options(asked: argparse.Namespace) -> Options:
+    gpus = asked.gpus or os.environ.get(GPUS)
     return Options(
         minbytes=asked.minbytes,
         maxbytes=asked.maxbytes,
@@ -101,7 +104,7 @@ def _options(asked: argparse.Namespace) -> Options:
         rounds=asked.rounds,
         type=asked.datatype,
         strategies=tuple(asked.strategies.split(",")),
-        gpus=asked.gpus and tuple(refs_of(asked.gpus)),
+        gpus=tuple(refs_of(gpus)) if gpus else None,
         scores=asked.scores,
         backend=asked.backend,
     )
@@ -111,14 +114,17 @@ def _outcome(asked: argparse.Namespace, options: Options) -> Outcome:
     """Measure as a launcher's rank, or start ranks of our own."""
     launch = gpumap.detect_launch()
     if launch.launcher == "single process":
-        return gpumap.spawn(compare, options, progress, nprocs=_ranks(asked.nproc))[0]
+        nprocs = _ranks(asked.nproc, options)
+        return gpumap.spawn(compare, options, progress, nprocs=nprocs)[0]
     return compare(options, progress)
 
 
-def _ranks(asked: int | None) -> int | None:
+def _ranks(asked: int | None, options: Options) -> int | None:
     """Return how many ranks to start: as many as devices, or two where none is."""
+    if asked or options.gpus:
+        return asked or len(options.gpus or ())
     here = torch.accelerator.is_available() and not os.environ.get(REHEARSAL)
-    return asked or (None if here else _CPU_RANKS)
+    return None if here else _CPU_RANKS
 
 
 def _bytes(text: str) -> int:

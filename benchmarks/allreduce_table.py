@@ -67,6 +67,8 @@ def _seats(seating: Seating) -> Iterator[str]:
     table = placement_table(seating.placements, seating.hosts.__getitem__)
     yield from (f"#   {line}" for line in table.splitlines())
     yield from (f"#   links on {line}" for line in seating.links)
+    if not seating.links and len({p.device for p in seating.placements}) > 1:
+        yield "#   links: not known"
 
 
 def _row(row: Row, outcome: Outcome) -> str:
@@ -93,5 +95,7 @@ def _comparison(outcome: Outcome) -> Iterator[str]:
         )
     yield f"# {by_hand.name:{width}}  {outcome.average(by_hand):9.4g}  1"
     limits = ", ".join(f"{name} {speed:.3g}" for name, speed in outcome.limits.items())
-    if limits:
+    if limits and outcome.device == "cpu":
         yield f"# GB/s at most, in one direction: {limits}"
+    elif limits:
+        yield f"# GB/s of one ring, of which NCCL runs several: {limits}"

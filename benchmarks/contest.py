@@ -38,11 +38,11 @@ def compare(options: Options, ticking: Ticking) -> Outcome:
     In each round the ways take turns, in one order and then in the other, so that what
     changes with time changes for all of them.
     """
-    # Each session would say again what the tables say once.
-    logging.getLogger("gpumap").setLevel(logging.ERROR)
     with gpumap.session(gpus=options.gpus, backend=options.backend) as meeting:
         outcome = agree(options, meeting, dist.get_backend())
     _check(outcome)
+    # Each session would say again what the first one said.
+    logging.getLogger("gpumap").setLevel(logging.ERROR)
     openers = _openers(outcome, meeting)
     notes = _Notes()
     steps = outcome.options.rounds * len(openers) * len(outcome.options.counts())

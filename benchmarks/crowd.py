@@ -1,8 +1,10 @@
 """A roll call of many ranks: threads, each with its own connection to one store."""
 
+import math
 import resource
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -24,15 +26,14 @@ def roll_call_seconds(world_size: int) -> float:
     store, port = store_on_loopback()
     began: list[float] = []
     start = threading.Barrier(world_size, lambda: began.append(time.perf_counter()))
-    ranks = [
-        threading.Thread(target=_answer, args=(rank, port, world_size, start))
-        for rank in range(world_size)
-    ]
-    for thread in ranks:
-        thread.start()
-    for thread in ranks:
-        thread.join()
-    seconds = time.perf_counter() - began[0]
+    with ThreadPoolExecutor(world_size) as pool:
+        ranks = [
+            pool.submit(_answer, rank, port, world_size, start)
+            for rank in range(world_size)
+        ]
+    seconds = time.perf_counter() - began[0] if began else math.nan
+    for rank in ranks:
+        rank.result()
     del store
     return seconds
 
@@ -44,7 +45,7 @@ def _answer(rank: int, port: int, world_size: int, start: threading.Barrier) -> 
     device = f"cuda:{rank}"
     me = Member(rank=rank, hostname="n1", pid=rank, device=device, identity=device)
     terms = Terms(world_size=world_size, backend="nccl", strategy="local_rank")
-    start.wait()
+    start.wait(_PATIENCE)
     roll_call(board, me, terms, _PATIENCE, hosted=False)
 
 

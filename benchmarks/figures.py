@@ -149,7 +149,7 @@ def ratios(ours: Way, theirs: Way) -> list[float]:
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
     """Return the lower quartile, the median and the upper quartile."""
-    if len(values) == 1:
-        return values[0], values[0], values[0]
+    if len(values) < 3:  # noqa: PLR2004 - fewer have no quartiles
+        return min(values), statistics.median(values), max(values)
     low, median, high = statistics.quantiles(values, n=4)
     return low, median, high

@@ -10,6 +10,7 @@ ranks that did not end with exit code 0 within 30 s; their jobs are left out abo
 
 import argparse
 import json
+import math
 import statistics
 import subprocess
 import time
@@ -66,7 +67,8 @@ def _job(way: str) -> tuple[list[dict[str, float]], int]:
             rank.kill()
             out, _ = rank.communicate()
         whole = {"whole process": time.perf_counter() - began}
-        seconds += [json.loads(line) | whole for line in out.splitlines()[-1:]]
+        if rank.returncode == 0:
+            seconds.append(json.loads(out.splitlines()[-1]) | whole)
     abnormal = sum(rank.returncode != 0 for rank in ranks)
     return ([] if abnormal else seconds), abnormal
 
@@ -74,7 +76,7 @@ def _job(way: str) -> tuple[list[dict[str, float]], int]:
 def _print(times: dict[str, Times], abnormal: dict[str, int], ranks: int) -> None:
     print("ms".ljust(16), "spread".rjust(8), *(way.rjust(22) for way in times))
     for phase in _PHASES:
-        low, median, high = quartiles(times["torch"][phase])
+        low, median, high = quartiles(times["torch"].get(phase, [math.nan]))
         cells = [_cell(times, way, phase) for way in times]
         print(f"{phase:16} {100 * (high - low) / median:6.1f} %", *cells)
     counts = (f"{count} of {ranks}".rjust(22) for count in abnormal.values())
@@ -85,7 +87,7 @@ def _cell(times: dict[str, Times], way: str, phase: str) -> str:
     if phase not in times[way]:
         return "none ended well".rjust(22)
     own = statistics.median(times[way][phase])
-    by_hand = times["torch"][phase]
+    by_hand = times["torch"].get(phase, [math.nan])
     if phase == "step":
         by_hand = times[way]["step by hand"]
     return f"{own:.3f} ({own / statistics.median(by_hand):.3f})".rjust(22)

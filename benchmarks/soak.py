@@ -66,7 +66,8 @@ def repeated(once: Callable[[], object], times: int) -> tuple[Held, Held]:
 
 def one_session() -> None:
     """Train one step in a session of its own."""
-    with gpumap.ddp_session(torch.nn.Linear(2, 1), start_timeout=60, timeout=60) as m:
+    model = torch.nn.Linear(2, 1)
+    with gpumap.ddp_session(model, device="cpu", start_timeout=60, timeout=60) as m:
         m(torch.ones(1, 2)).sum().backward()
 
 

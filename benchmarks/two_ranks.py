@@ -31,6 +31,8 @@ def start_ranks(*arguments: str) -> list[subprocess.Popen[str]]:
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": str(port),
                 "OMP_NUM_THREADS": "1",
+                # All ways on the CPU, by gloo: some would choose GPUs, and some not.
+                "CUDA_VISIBLE_DEVICES": "",
             },
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

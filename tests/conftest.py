@@ -40,12 +40,18 @@ def _started_with(folder: str) -> list[str]:
     for process in Path("/proc").glob("[0-9]*"):
         try:
             environ = (process / "environ").read_bytes()
-            command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            command = (
+                (process / "cmdline")
+                .read_bytes()
+                .replace(b"\0", b" ")
+                .decode(errors="replace")
+            )
             parent = (process / "stat").read_text().rpartition(")")[2].split()[1]
         except OSError:  # it has ended, or is another user's
             continue
         if f"TMPDIR={folder}\0".encode() in environ:
-            found.append(f"{process.name} of {parent}: {command}")
+            words = command.replace("\0", " ")
+            found.append(f"{process.name} of {parent}: {words}")
     return found
 
 

@@ -58,6 +58,41 @@ def test_strategies_on_the_same_devices_are_measured_once(
     assert [way.name for way in found.ways] == ways
 
 
+def test_hosts_tell_nodes_apart_where_the_launcher_does_not() -> None:
+    """Open MPI does not say a node's number: two hosts are two nodes all the same."""
+    options = Options(strategies=("local_rank",))
+    machine = gpumap.machine("dgx1-v100")
+    said = [
+        word.model_copy(
+            update={
+                "node_rank": None,
+                "node": machine.model_copy(update={"hostname": f"host{rank}"}),
+            }
+        )
+        for rank, word in enumerate(words(options, machine, 2))
+    ]
+    [way] = agenda(options, said, "nccl", "cuda").ways
+    [seating] = way.seatings
+    assert seating.hosts == {0: "host0", 1: "host1"}
+    assert [p.launch.node_rank for p in seating.placements] == [0, 1]
+    assert seating.links == ()  # one device on each
+
+
+def test_a_device_shared_where_no_rank_sees_it_is_left_out() -> None:
+    """Ranks dealt to nodes in turn: 0 and 2 of one node, by rank modulo 2, share."""
+    options = Options(strategies=("local_rank", "modulo"))
+    machine = gpumap.machine("rtx3090x2")
+    first, second = words(options, machine, 2)
+    third = second.model_copy(
+        update={
+            "placements": {**second.placements, "modulo": first.placements["modulo"]}
+        }
+    )
+    found = agenda(options, [first, third], "nccl", "cuda")
+    assert found.refused == {"modulo": "two ranks share a device"}
+    assert [way.name for way in found.ways] == ["local_rank"]
+
+
 def test_the_limits_of_accelerators_are_those_of_their_links() -> None:
     """One NVLink of a V100 carries 20 GB/s in one direction, two carry 40."""
     options = Options(strategies=("local_rank", "linked"))

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import spawnjobs
@@ -135,3 +136,16 @@ def test_every_device_is_measured_in_a_process_of_its_own() -> None:
     devices = gpumap.detect_node("cuda").devices
     assert list(scores) == [device.uuid for device in devices]
     assert all(score > 1 for score in scores.values())
+
+
+def test_all_reduce_is_right_on_every_size(tmp_path: Path) -> None:
+    """The benchmark, on as many GPUs as there are."""
+    file = tmp_path / "found.json"
+    script = Path(__file__).parent.parent.parent / "benchmarks/allreduce.py"
+    command = [str(script), "-e", "1M", "--rounds", "2", "--json", str(file)]
+    subprocess.run(
+        [sys.executable, *command], env=clean_environment(), check=True, timeout=100
+    )
+    found = json.loads(file.read_text())
+    assert found["device"] == "cuda"
+    assert found["backend"] == "nccl"
