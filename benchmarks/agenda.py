@@ -100,6 +100,9 @@ def agenda(
     ]
     refused = {name: why for word in words for name, why in word.refused.items()}
     refused |= dict.fromkeys(_shared(options, words), "two ranks share a device")
+    asked = [{*word.placements, *word.refused} for word in words]
+    unasked = set(options.strategies) - set[str].intersection(*asked)
+    refused |= dict.fromkeys(unasked, "not every rank was asked for it")
     usable = [name for name in options.strategies if name not in refused]
     seatings = _seatings(usable, words)
     ways: dict[frozenset[object], list[Seating]] = {}

@@ -93,6 +93,16 @@ def test_a_device_shared_where_no_rank_sees_it_is_left_out() -> None:
     assert [way.name for way in found.ways] == ["local_rank"]
 
 
+def test_a_strategy_that_not_every_rank_was_asked_for_is_left_out() -> None:
+    """Rank 0's strategies hold, as far as the others know them."""
+    options = Options(strategies=("local_rank", "modulo"))
+    first, second = words(options, gpumap.machine("rtx3090x2"), 2)
+    known = {"local_rank": second.placements["local_rank"]}
+    second = second.model_copy(update={"placements": known})
+    found = agenda(options, [first, second], "nccl", "cuda")
+    assert found.refused == {"modulo": "not every rank was asked for it"}
+
+
 def test_the_limits_of_accelerators_are_those_of_their_links() -> None:
     """One NVLink of a V100 carries 20 GB/s in one direction, two carry 40."""
     options = Options(strategies=("local_rank", "linked"))
