@@ -4,12 +4,11 @@ import resource
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
-
-import torch.distributed as dist
 
 from gpumap.runtime.board import Board
-from gpumap.runtime.rollcall import Member, Terms, roll_call
+from gpumap.runtime.client import Client
+from gpumap.runtime.members import Member, Terms
+from gpumap.runtime.rollcall import roll_call
 from gpumap.runtime.tcp import store_on_loopback
 
 __all__ = ["roll_call_seconds"]
@@ -38,14 +37,14 @@ def roll_call_seconds(world_size: int) -> float:
 
 
 def _answer(rank: int, port: int, world_size: int, start: threading.Barrier) -> None:
-    wait = timedelta(seconds=_PATIENCE)
-    client = dist.TCPStore("127.0.0.1", port, wait_for_workers=False, timeout=wait)
-    board = Board(dist.PrefixStore("gpumap/0/1", client), _PATIENCE)
+    client = Client("127.0.0.1", port, _PATIENCE)
+    board = Board(client, "gpumap/0/1")
     device = f"cuda:{rank}"
     me = Member(rank=rank, hostname="n1", pid=rank, device=device, identity=device)
     terms = Terms(world_size=world_size, backend="nccl", strategy="local_rank")
     start.wait(_PATIENCE)
     roll_call(board, me, terms, _PATIENCE, hosted=False)
+    client.close()
 
 
 def _allow_files() -> None:

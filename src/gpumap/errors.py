@@ -91,5 +91,9 @@ class RollCallError(_RanksError):
     """The ranks, comparing what each claims, found that they cannot start together."""
 
 
-class SessionError(GpumapError):
-    """A session cannot be opened, used or closed as asked."""
+class SessionError(_RanksError):
+    """A session cannot be opened, used or closed as asked, or another rank failed.
+
+    Attributes:
+        ranks: The ranks that failed first, where others did.
+    """

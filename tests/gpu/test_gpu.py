@@ -13,7 +13,8 @@ import pytest
 import spawnjobs
 import torch
 import torch.distributed as dist
-from jobs import clean_environment, run
+from environments import clean_environment
+from jobs import run
 
 import gpumap
 

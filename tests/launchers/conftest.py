@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from cluster import slurm
-from jobs import clean_environment
+from environments import clean_environment
 
 import gpumap
 

@@ -8,7 +8,8 @@ import sys
 from collections.abc import Sequence
 
 import pytest
-from jobs import clean_environment, free_port, rank_environment
+from environments import clean_environment, rank_environment
+from jobs import free_port
 
 from conftest import HERE, need
 

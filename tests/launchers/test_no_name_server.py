@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from jobs import clean_environment, rank_environment
+from environments import clean_environment, rank_environment
 
 from conftest import REPORT, need, reports
 

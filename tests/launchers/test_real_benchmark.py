@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from jobs import clean_environment
+from environments import clean_environment
 
 from conftest import HERE, need
 

@@ -6,7 +6,8 @@ import time
 from pathlib import Path
 
 import pytest
-from jobs import clean_environment, free_port
+from environments import clean_environment
+from jobs import free_port
 
 from conftest import REPORT, Report, Run, Shown, reports
 

@@ -5,7 +5,8 @@ import subprocess
 import sys
 import time
 
-from jobs import clean_environment, free_port
+from environments import clean_environment
+from jobs import free_port
 
 from conftest import REPORT, Run, Shown, reports
 

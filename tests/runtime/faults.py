@@ -55,7 +55,9 @@ def failing(call: Callable[..., Any]) -> Callable[..., Any]:
 def train() -> None:
     """Train in step with the others, and fail where it is asked for."""
     model = torch.nn.Linear(2, 1)
-    with gpumap.ddp_session(model, start_timeout=START, timeout=LIMIT) as m:
+    with gpumap.ddp_session(
+        model, start_timeout=START, timeout=LIMIT, end_timeout=LIMIT
+    ) as m:
         for number in range(200):
             m(torch.ones(1, 2)).sum().backward()
             if WHEN == "body" and number == 3:
@@ -74,7 +76,7 @@ def main() -> None:
     if WHEN == "after":
         dist.init_process_group = failing(dist.init_process_group)
     if WHEN == "leaving":
-        Ending.part = failing(Ending.part)  # type: ignore[method-assign]
+        Ending.meet = failing(Ending.meet)  # type: ignore[method-assign]
     said: dict[str, Any] = {"error": None}
     try:
         train()

@@ -1,6 +1,5 @@
 """Starts the ranks of a job as real processes and returns what became of each."""
 
-import os
 import socket
 import subprocess
 import sys
@@ -8,6 +7,12 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
+
+from environments import clean_environment, rank_environment
+from warm import Script
+
+Process: TypeAlias = Script | subprocess.Popen[str]
 
 WORKER = Path(__file__).with_name("worker.py")
 LIMIT = 60.0
@@ -29,44 +34,31 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
-def clean_environment() -> dict[str, str]:
-    """Return this environment without anything a launcher or gpumap reads."""
-    families = ("RANK", "WORLD_SIZE", "MASTER_", "LOCAL_", "GROUP_", "ROLE_", "GPUMAP")
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith((*families, "TORCHELASTIC", "CUDA", "SLURM", "OMPI"))
-    } | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-
-
-def rank_environment(rank: int, world_size: int, port: int) -> dict[str, str]:
-    """Return what torchrun would set, less what only its own agent can."""
-    return {
-        "RANK": str(rank),
-        "WORLD_SIZE": str(world_size),
-        "LOCAL_RANK": str(rank),
-        "LOCAL_WORLD_SIZE": str(world_size),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
-
-
 def start(
-    case: str, environ: Mapping[str, str], *, delay: float = 0.0
-) -> subprocess.Popen[str]:
-    """Start one process that runs a case of worker.py."""
+    case: str,
+    environ: Mapping[str, str],
+    *,
+    delay: float = 0.0,
+    cold: bool = False,
+) -> Process:
+    """Start one process that runs a case of worker.py.
+
+    A cold one is a Python of its own, whose first environment and parent are its own.
+    """
+    command = [str(WORKER), case]
+    environ = {**clean_environment(), "DELAY": str(delay), **environ}
+    if not cold:
+        return Script(command, environ)
     return subprocess.Popen(
-        [sys.executable, str(WORKER), case],
-        env={**clean_environment(), "DELAY": str(delay), **environ},
+        [sys.executable, *command],
+        env=environ,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
 
 
-def finish(
-    processes: Sequence[subprocess.Popen[str]], limit: float = LIMIT
-) -> list[Ended]:
+def finish(processes: Sequence[Process], limit: float = LIMIT) -> list[Ended]:
     """Wait for processes; one that outlasts the limit is killed and fails the test."""
     began = time.monotonic()
     ended = []
@@ -74,12 +66,13 @@ def finish(
         for process in processes:
             left = max(limit - (time.monotonic() - began), 0.1)
             out, _ = process.communicate(timeout=left)
-            ended.append(Ended(process.returncode, out, time.monotonic() - began))
+            code = process.wait(LIMIT)
+            ended.append(Ended(code, out, time.monotonic() - began))
     finally:
         for process in processes:
             if process.poll() is None:
                 process.kill()
-                out, _ = process.communicate()
+                out, _ = process.communicate(timeout=LIMIT)
                 print("killed after the limit:", out)
     return ended
 
@@ -94,6 +87,7 @@ def run(
     ranks: Sequence[int] | None = None,
     delays: Mapping[int, float] | None = None,
     limit: float = LIMIT,
+    cold: bool = False,
 ) -> list[Ended]:
     """Run a case in every rank of a job: `every` is set for all, `each` by rank."""
     port = port or free_port()
@@ -106,6 +100,7 @@ def run(
                 **((each or {}).get(rank, {})),
             },
             delay=(delays or {}).get(rank, 0.0),
+            cold=cold,
         )
         for rank in (range(world_size) if ranks is None else ranks)
     ]

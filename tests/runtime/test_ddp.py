@@ -14,6 +14,7 @@ from torch import nn
 
 import gpumap
 from gpumap.runtime import ddp
+from gpumap.runtime.likeness import Likeness
 
 
 @pytest.fixture(autouse=True)
@@ -189,13 +190,21 @@ def test_the_device_is_current_before_the_group_and_the_wrap(
     calls: list[tuple[str, Any]] = []
     card = gpumap.machine("rtx3090x4")
     accelerator = types.SimpleNamespace(
+        current_accelerator=lambda: None,
         device_count=lambda: 4,
         set_device_index=lambda index: calls.append(("set_device", index)),
     )
     model = nn.Linear(1, 1)
 
+    real_init, real_destroy = dist.init_process_group, dist.destroy_process_group
+
     def init(backend: str, **how: Any) -> None:
         calls.append(("init", (backend, how["device_id"])))
+        real_init("gloo", store=dist.HashStore(), rank=0, world_size=1)
+
+    def destroy() -> None:
+        calls.append(("destroy", None))
+        real_destroy()
 
     def wrap(module: nn.Module, **how: Any) -> Any:
         calls.append(("wrap", (module is model, how["device_ids"])))
@@ -207,12 +216,10 @@ def test_the_device_is_current_before_the_group_and_the_wrap(
 
     monkeypatch.setattr(torch, "accelerator", accelerator)
     monkeypatch.setattr(dist, "init_process_group", init)
-    monkeypatch.setattr(
-        dist, "destroy_process_group", lambda: calls.append(("destroy", None))
-    )
+    monkeypatch.setattr(dist, "destroy_process_group", destroy)
     monkeypatch.setattr(ddp, "DistributedDataParallel", wrap)
     monkeypatch.setattr(nn.Linear, "to", move)
-    monkeypatch.setattr(ddp, "_check", lambda *_: None)
+    monkeypatch.setattr(ddp, "_check", lambda *_: Likeness())
     with gpumap.ddp_session(model, node=card, gpus=[3, 1]):
         calls.append(("body", None))
     assert calls == [

@@ -5,7 +5,8 @@ import sys
 from typing import Any
 
 import pytest
-from jobs import clean_environment, free_port
+from environments import clean_environment
+from jobs import free_port
 
 from gpumap.mapping.launch import Launch
 from gpumap.runtime.origin import Origin, difference, origin_of

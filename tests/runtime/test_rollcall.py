@@ -7,7 +7,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from jobs import Ended, finish, free_port, rank_environment, run, start
+from environments import rank_environment
+from jobs import Ended, finish, free_port, run, start
 
 import gpumap
 
@@ -151,6 +152,7 @@ def test_two_jobs_on_one_port_never_mix(*, told: bool) -> None:
                 **({"GPUMAP_JOB_ID": name} if told else {}),
             },
             delay=delay,
+            cold=True,
         )
         for name, rank, delay in order
     ]
@@ -167,11 +169,11 @@ def test_two_jobs_on_one_port_never_mix(*, told: bool) -> None:
 def test_a_job_refused_by_mistake_can_name_itself() -> None:
     """The waiting rank says who came and left, and what told them apart."""
     each = {0: {"ROLE": "chief"}, 1: {"ROLE": "worker"}}
-    ended = run("train", each=each, every={"START_TIMEOUT": "4"})
+    ended = run("train", each=each, every={"START_TIMEOUT": "4"}, cold=True)
     assert said(ended)[0] == "rank 1 of 2 did not come within 4 s."
     assert "One came and left as another job's." in ended[0].out
     assert "another environment: ROLE" in ended[0].out
-    named = run("train", each=each, every={"GPUMAP_JOB_ID": "mine"})
+    named = run("train", each=each, every={"GPUMAP_JOB_ID": "mine"}, cold=True)
     assert [rank.code for rank in named] == [0, 0], named
 
 
@@ -234,13 +236,14 @@ def test_devices_without_a_uuid_are_told_apart_too(tmp_path: Path) -> None:
 def test_nodes_that_the_launcher_does_not_number_are_still_two() -> None:
     """One process on each of two pretended nodes, as mpirun starts them."""
     every = {**REHEARSAL, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-    ended = run("train", every=every)
+    ended = run("train", every=every, cold=True)
     assert [rank.code for rank in ended] == [0, 0], ended
 
 
 def test_what_only_one_rank_is_told_to_log_is_no_other_job() -> None:
     """NCCL_DEBUG=INFO on rank 0 alone is everyday work."""
-    ended = run("train", each={0: {"NCCL_DEBUG": "INFO", "X_LOG_LEVEL": "debug"}})
+    each = {0: {"NCCL_DEBUG": "INFO", "X_LOG_LEVEL": "debug"}}
+    ended = run("train", each=each, cold=True)
     assert [rank.code for rank in ended] == [0, 0], ended
 
 
@@ -250,5 +253,5 @@ def test_an_odd_environment_and_argument_do_not_stop_a_job() -> None:
         f"SERVICE_{n}_WITH_A_NAME_THAT_IS_MUCH_LONGER_THAN_MOST" for n in range(400)
     ]
     every = {**dict.fromkeys(names, "tcp://10.0.0.1:80"), "ODD": "x\udce9"}
-    ended = run("train", every=every)
+    ended = run("train", every=every, cold=True)
     assert [rank.code for rank in ended] == [0, 0], ended

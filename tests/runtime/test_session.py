@@ -5,7 +5,8 @@ import subprocess
 import sys
 
 import pytest
-from jobs import WORKER, Ended, clean_environment, finish, free_port, run, start
+from environments import clean_environment
+from jobs import WORKER, Ended, finish, free_port, run, start
 
 REHEARSAL = {"GPUMAP_REHEARSAL": "dgx-a100"}
 

@@ -16,7 +16,7 @@ import nbformat
 import pytest
 import spawnjobs
 import torch
-from jobs import clean_environment
+from environments import clean_environment
 from nbclient import NotebookClient
 
 import gpumap
@@ -96,7 +96,7 @@ def test_a_users_error_is_raised_with_its_type_rank_and_traceback() -> None:
 @pytest.mark.parametrize(
     ("how", "said"),
     [
-        ("stubborn", "ended with spawnjobs.Stubborn: 1 and 2."),
+        ("stubborn", "ended with Stubborn: 1 and 2."),
         ("exit", "ended with SystemExit: 3."),
         ("interrupt", "ended with KeyboardInterrupt."),
         ("_exit", "ended with exit code 7 and returned nothing."),

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch.distributed as dist
 from torch import nn
 
 import gpumap
+from gpumap.runtime.board import Board
 
 RANK = int(os.environ.get("RANK", "0"))
 START = float(os.environ.get("START_TIMEOUT", "30"))
@@ -284,9 +286,9 @@ def links() -> set[str]:
 
 
 def ends_late() -> None:
-    """Rank 1 stays in the body for longer than the time-out."""
+    """Rank 1 stays in the body for longer than end_timeout."""
     with gpumap.ddp_session(
-        model(), start_timeout=START, timeout=float(os.environ["TIMEOUT"])
+        model(), start_timeout=START, end_timeout=float(os.environ["TIMEOUT"])
     ) as m:
         step(m)
         if RANK == 1:
@@ -318,6 +320,14 @@ def shared_nccl() -> None:
         pass
 
 
+def is_in(function: Callable[..., object], thread: int) -> bool:
+    """Tell whether a thread is in a function."""
+    frame = sys._current_frames().get(thread)
+    while frame is not None and frame.f_code is not function.__code__:
+        frame = frame.f_back
+    return frame is not None
+
+
 def interrupted() -> None:
     """Rank 1 is interrupted once it waits for the verdict; rank 2 comes after that."""
     flag = Path(os.environ["FLAG"])
@@ -325,12 +335,12 @@ def interrupted() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def interrupt() -> None:
-        waits = "gpumap: wait for verdict"
-        while all(thread.name != waits for thread in threading.enumerate()):
+        while not is_in(Board.wait, main):
             time.sleep(0.05)
         os.kill(os.getpid(), signal.SIGINT)
         flag.touch()
 
+    main = threading.get_ident()
     if RANK == 1:
         threading.Thread(target=interrupt, daemon=True).start()
     while RANK == 2 and not flag.exists():

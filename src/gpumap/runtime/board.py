@@ -1,141 +1,181 @@
 """What ranks tell each other over a store: short JSON, and no wait without end."""
 
-import queue
-import threading
 import time
-from collections.abc import Callable
-from datetime import timedelta
-from typing import TypeVar
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
+from typing import Protocol, Self, TypeVar
 
 import torch.distributed as dist
 
 from gpumap.errors import RollCallError
 from gpumap.mapping.values import Value
+from gpumap.runtime.client import StoreLostError, readable
+from gpumap.runtime.telling import first_line
 
-__all__ = ["Board", "StoreLostError", "bounded", "described", "first_line"]
+__all__ = ["Board", "Keys", "TorchKeys"]
 
 T = TypeVar("T")
 V = TypeVar("V", bound=Value)
 
 # Longer than any value of ours; more is not ours to read.
-_MOST_BYTES = 32_768
-# What a store needs to answer when nothing is wrong, on a machine that swaps.
-_MOST_PATIENCE = 20.0
+_MOST_BYTES = 65_536
+# How often a rank that waits looks after the others meanwhile.
+_LOOK_SECONDS = 1.0
+# How long to pause before asking again a store that cannot say when a key is written.
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.001, 0.25
 
 
-class StoreLostError(Exception):
-    """The store does not answer: who hosts it has gone, or stands still."""
+class Keys(Protocol):
+    """A store as gpumap uses it; what each method does is said at Client."""
+
+    def set(self, key: str, value: bytes) -> None: ...  # noqa: D102
+    def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes: ...  # noqa: D102
+    def get(self, key: str) -> bytes: ...  # noqa: D102
+    def add(self, key: str, by: int) -> int: ...  # noqa: D102
+    def check(self, key: str) -> bool: ...  # noqa: D102
+    def wait(  # noqa: D102
+        self, key: str, seconds: float | None, others: Iterable[int] = ()
+    ) -> bool: ...
+    def close(self) -> None: ...  # noqa: D102
 
 
-def described(error: BaseException) -> str:
-    """Return an error as one short text that can be written to a store.
+class TorchKeys:
+    """A store of torch's that is not reached over TCP: in this process, or a file."""
 
-    A user's error may hold file names that are no Unicode, or fail at being printed.
-    """
+    def __init__(self, store: dist.Store) -> None:
+        """Use a store that answers at once."""
+        self._store = store
+
+    def set(self, key: str, value: bytes) -> None:
+        """Write a key."""
+        _asked(lambda: self._store.set(key, value.decode()))
+
+    def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
+        """Write a key that holds what is expected; return what it holds now."""
+        return _asked(
+            lambda: self._store.compare_set(key, expected.decode(), desired.decode())
+        )
+
+    def get(self, key: str) -> bytes:
+        """Return what a key holds that is known to be written."""
+        return _asked(lambda: self._store.get(key))
+
+    def add(self, key: str, by: int) -> int:
+        """Add to a counter; return its new value."""
+        return _asked(lambda: self._store.add(key, by))
+
+    def check(self, key: str) -> bool:
+        """Tell whether a key was written."""
+        return _asked(lambda: self._store.check([key]))
+
+    def wait(self, key: str, seconds: float | None, others: Iterable[int] = ()) -> bool:
+        """Return True as soon as a key is written, as Client.wait does."""
+        deadline = None if seconds is None else time.monotonic() + seconds
+        files, pause = list(others), _SHORTEST_PAUSE
+        while not self.check(key):
+            if deadline is not None:
+                pause = min(pause, deadline - time.monotonic())
+            if pause <= 0 or readable(files, pause):
+                return False
+            pause = min(2 * pause, _LONGEST_PAUSE)
+        return True
+
+    def close(self) -> None:
+        """Leave the store, which is not gpumap's, as it is."""
+
+
+def _asked(call: Callable[[], T]) -> T:
     try:
-        text = str(error)
-    except Exception:  # noqa: BLE001 - whatever the user's __str__ raises
-        text = "(its text cannot be printed)"
-    named = f"{type(error).__name__}: {text}"[:1000]
-    return named.encode(errors="backslashreplace").decode()
-
-
-def bounded(call: Callable[[], T], seconds: float, what: str) -> T:
-    """Return what a call returns, or raise StoreLostError once the seconds have passed.
-
-    A store's own time-out does not end a call to a host that has stopped, so the call
-    runs in a thread that is left behind if it must be.
-    """
-    answer: queue.SimpleQueue[tuple[T | None, Exception | None]] = queue.SimpleQueue()
-
-    def run() -> None:
-        try:
-            answer.put((call(), None))
-        except Exception as error:  # noqa: BLE001 - handed to the caller below
-            answer.put((None, error))
-
-    thread = threading.Thread(target=run, name=f"gpumap: {what}", daemon=True)
-    thread.start()
-    try:
-        result, error = answer.get(timeout=seconds)
-    except queue.Empty:
-        message = f"{what}: no answer within {seconds:.1f} s"
-        raise StoreLostError(message) from None
-    thread.join()
-    if error is not None:
-        raise error
-    return result  # type: ignore[return-value]  # None only where the call returned it
+        return call()
+    except dist.DistError as error:
+        raise StoreLostError(first_line(error)) from None
 
 
 class Board:
     """The keys of one session on a store."""
 
-    def __init__(self, store: dist.Store, patience: float = _MOST_PATIENCE) -> None:
-        """Use a store whose keys are this session's own.
+    def __init__(self, keys: Keys, prefix: str) -> None:
+        """Use the keys that begin with a prefix.
 
-        patience is how many seconds the store may take to answer, 20 at most. A store
-        that did not answer once is not asked again.
+        A store that did not answer once is not asked again.
         """
-        self._store = store
-        self._patience = min(patience, _MOST_PATIENCE)
+        self._keys = keys
+        self._prefix = prefix
         self._lost: StoreLostError | None = None
 
-    def again(self) -> "Board":
-        """Return a board on a connection of its own, where this torch can make one."""
-        clone = getattr(self._store, "clone", None)
-        return Board(self._store if clone is None else clone(), self._patience)
+    def close(self) -> None:
+        """End the connection to the store."""
+        self._keys.close()
+
+    @contextmanager
+    def closing_on_error(self) -> Generator[Self, None, None]:
+        """End the connection where the block fails."""
+        try:
+            yield self
+        except BaseException:
+            self.close()
+            raise
 
     def claim(self, key: str, value: V) -> V:
         """Write a key that nobody has written yet; return who holds it now."""
-        text = value.model_dump_json()
-        held = self._ask(lambda: self._store.compare_set(key, "", text), f"claim {key}")
+        text = value.model_dump_json().encode()
+        held = self._ask(lambda: self._keys.compare_set(self._at(key), b"", text))
         return self._parse(key, held, type(value))
 
     def write(self, key: str, value: Value) -> None:
         """Write a key that is this rank's to write."""
-        self._ask(lambda: self._store.set(key, value.model_dump_json()), f"write {key}")
+        text = value.model_dump_json().encode()
+        self._ask(lambda: self._keys.set(self._at(key), text))
 
     def count(self, key: str, by: int = 1) -> int:
         """Add to a counter; return its new value."""
-        return self._ask(lambda: self._store.add(key, by), f"count {key}")
+        return self._ask(lambda: self._keys.add(self._at(key), by))
 
     def has(self, key: str) -> bool:
         """Tell whether a key was written."""
-        return self._ask(lambda: self._store.check([key]), f"check {key}")
+        return self._ask(lambda: self._keys.check(self._at(key)))
 
-    def wait(self, key: str, kind: type[V], seconds: float) -> V | None:
-        """Return a key's value once it is written; None if that takes too long."""
-        limit = timedelta(seconds=max(seconds, 0.001))
+    def read(self, key: str, kind: type[V]) -> V:
+        """Return the value of a key that is known to be written."""
+        return self._parse(key, self._ask(lambda: self._keys.get(self._at(key))), kind)
 
-        def read() -> bytes | None:
-            try:
-                self._store.wait([key], limit)
-            except dist.DistStoreError:
-                return None
-            return self._store.get(key)
+    def comes(
+        self, key: str, seconds: float | None, others: Iterable[int] = ()
+    ) -> bool:
+        """Return True as soon as a key is written, as Client.wait does."""
+        return self._ask(lambda: self._keys.wait(self._at(key), seconds, others))
 
-        text = self._ask(read, f"wait for {key}", seconds)
-        return None if text is None else self._parse(key, text, kind)
+    def wait(
+        self,
+        key: str,
+        kind: type[V],
+        seconds: float,
+        look: Callable[[], object] = lambda: None,
+    ) -> V | None:
+        """Return a key's value once it is written; None if that takes too long.
 
-    def wait_for_count(self, key: str, target: int, seconds: float) -> bool:
-        """Tell whether a counter reaches its target in time."""
+        look is called every second meanwhile.
+        """
         deadline = time.monotonic() + seconds
-        while self.count(key, 0) < target:
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.01)
-        return True
+        while True:
+            left = max(deadline - time.monotonic(), 0.0)
+            if self.comes(key, min(left, _LOOK_SECONDS)):
+                return self.read(key, kind)
+            if left <= _LOOK_SECONDS:
+                return None
+            look()
 
-    def _ask(self, call: Callable[[], T], what: str, wait: float = 0.0) -> T:
+    def _at(self, key: str) -> str:
+        return f"{self._prefix}/{key}"
+
+    def _ask(self, call: Callable[[], T]) -> T:
         if self._lost is not None:
             raise self._lost
         try:
-            return bounded(call, wait + self._patience, what)
+            return call()
         except StoreLostError as error:
             self._lost = error
-        except dist.DistError as error:
-            self._lost = StoreLostError(f"{what}: {first_line(error)}")
-        raise self._lost
+            raise
 
     def _parse(self, key: str, text: bytes, kind: type[V]) -> V:
         if len(text) <= _MOST_BYTES:
@@ -148,8 +188,3 @@ class Board:
             f"{len(text)} bytes: {text[:60]!r}.",
             "Another program uses this address; choose another MASTER_PORT.",
         )
-
-
-def first_line(error: BaseException) -> str:
-    """Return what torch says first; what follows is the C++ stack."""
-    return (str(error).splitlines() or [type(error).__name__])[0]

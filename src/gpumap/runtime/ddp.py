@@ -1,7 +1,5 @@
 """ddp_session: a session around one model, wrapped in DistributedDataParallel."""
 
-from collections.abc import Generator
-from contextlib import contextmanager
 from datetime import timedelta
 from typing import NoReturn
 
@@ -13,9 +11,11 @@ from gpumap.errors import SessionError
 from gpumap.mapping.choice import Gpus, Scores, Strategy
 from gpumap.mapping.devices import Node
 from gpumap.mapping.launch import Launch
+from gpumap.runtime.block import Block
 from gpumap.runtime.ddp_options import DDPOptions
+from gpumap.runtime.likeness import Likeness, likeness_of
 from gpumap.runtime.preparation import Asked, Prepared
-from gpumap.runtime.session import Session, open_session
+from gpumap.runtime.session import Session, life_of
 
 __all__ = ["ddp_session"]
 
@@ -28,7 +28,6 @@ _DECIDED_HERE = (
 )
 
 
-@contextmanager
 def ddp_session(
     model: nn.Module,
     *,
@@ -39,11 +38,12 @@ def ddp_session(
     backend: str | None = None,
     timeout: float | timedelta | None = None,
     start_timeout: float | timedelta = 300.0,
+    end_timeout: float | timedelta = 86_400.0,
     oversubscribe: bool = False,
     launch: Launch | None = None,
     node: Node | None = None,
     **ddp: Unpack[DDPOptions],
-) -> Generator[DistributedDataParallel, None, None]:
+) -> Block[DistributedDataParallel]:
     """Open a session around a model and yield it as DistributedDataParallel.
 
     The model is moved to this rank's device and wrapped, also in a world of one. After
@@ -62,10 +62,14 @@ def ddp_session(
         device: "auto" for whatever accelerator there is, a torch device type that must
             be there, or "cpu".
         backend: The process group's backend; by device when None.
-        timeout: Seconds that a collective, and the meeting at the end, may take;
-            torch's default when None. In a collective torch's builds count them by the
-            system's clock: where it is set back, they wait for that much longer.
-        start_timeout: Seconds that the ranks have to come together.
+        timeout: Seconds that a collective may take; torch's default when None. torch's
+            builds count them by the system's clock: where it is set back, they wait for
+            that much longer.
+        start_timeout: Seconds that the ranks have to come together. The environment
+            variable GPUMAP_START_TIMEOUT, where it is set, counts instead.
+        end_timeout: Seconds that a rank may stay in the block after the first has come
+            to its end, a day at first: rank 0 may evaluate or save there for hours. It
+            ends sooner where a rank fails, or its process does.
         oversubscribe: Whether two ranks may share a device (gloo only).
         launch: Who this process is, instead of detecting it.
         node: The devices, instead of detecting them.
@@ -80,26 +84,30 @@ def ddp_session(
             rank failed after this one had ended.
     """
     asked = Asked(
-        strategy,
-        gpus,
-        scores,
-        device,
-        backend,
-        timeout,
-        start_timeout,
-        oversubscribe,
-        launch,
-        node,
+        strategy=strategy,
+        gpus=gpus,
+        scores=scores,
+        device=device,
+        backend=backend,
+        timeout=timeout,
+        start_timeout=start_timeout,
+        end_timeout=end_timeout,
+        oversubscribe=oversubscribe,
+        launch=launch,
+        node=node,
     )
-    with open_session(asked, lambda prepared: _check(model, ddp, prepared)) as session:
-        wrapped = _wrap(model, ddp, session)
-        try:
-            yield wrapped
-        finally:
-            _let_go(wrapped)
+    return Block(
+        lambda: life_of(
+            asked,
+            lambda opened: _wrap(model, ddp, opened),
+            check=lambda prepared: _check(model, ddp, prepared),
+            let_go=_let_go,
+        )
+    )
 
 
-def _check(model: object, ddp: DDPOptions, prepared: Prepared) -> None:
+def _check(model: object, ddp: DDPOptions, prepared: Prepared) -> Likeness:
+    """Refuse a model that DDP refuses; return what all ranks must have alike."""
     decided = [name for name in _DECIDED_HERE if name in ddp]
     if decided:
         raise SessionError(
@@ -127,6 +135,7 @@ def _check(model: object, ddp: DDPOptions, prepared: Prepared) -> None:
             "torch synchronises batch norms on accelerators only.",
             "Convert the model only where torch.accelerator.is_available().",
         )
+    return likeness_of(model, ddp)
 
 
 def _wrap(

@@ -2,238 +2,344 @@
 
 import logging
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from contextlib import suppress
 from itertools import islice
 
 from gpumap.errors import RollCallError, SessionError
-from gpumap.mapping.values import Value
-from gpumap.runtime.board import Board, StoreLostError, described
-from gpumap.runtime.rollcall import Member
-from gpumap.runtime.witness import is_gone, is_halted, state_of
+from gpumap.runtime.block import at_exit
+from gpumap.runtime.client import StoreLostError
+from gpumap.runtime.failures import (
+    Answer,
+    Fault,
+    gone,
+    host_lost,
+    late,
+    missing_at_end,
+    own,
+    uneven,
+    unheard,
+)
+from gpumap.runtime.group import ProcessGroup
+from gpumap.runtime.joining import Joined
+from gpumap.runtime.journal import Entry, Journal
+from gpumap.runtime.listening import Listener
+from gpumap.runtime.members import Member
+from gpumap.runtime.telling import Reminder, described, note
+from gpumap.runtime.witness import is_gone, is_halted
 
-__all__ = ["Ending", "Fault"]
+__all__ = ["Alone", "Ending"]
 
 log = logging.getLogger("gpumap")
 
-# How long the host of the store stays for ranks that have yet to read from it.
-_STAY_SECONDS = 10.0
-# How long a rank that failed waits to learn which others say nothing.
-_SILENCE_SECONDS = 3.0
-# How often a rank that waits looks whether its neighbours' processes are still there.
-_LOOK_SECONDS = 1.0
+# How long the others may take to close their groups, once all have come to the end.
+_CLOSE_SECONDS = 10.0
+# How long a rank that asks what the others are doing waits for their answers, and how
+# long the rest wait for what it makes of them.
+_ANSWER_SECONDS, _OUTCOME_SECONDS = 3.0, 6.0
+# How long the store's host stays after an error, so that the others hear of it: in the
+# block, and at the end of its process.
+_STAY_SECONDS, _STAY_AT_EXIT_SECONDS = 1.0, 10.0
+_LOOK_SECONDS, _STAY_LOOK_SECONDS = 1.0, 0.2
 _MOST_NAMED = 20
 
 
-class Fault(Value):
-    """Which rank failed first, and how."""
+class Alone:
+    """The way out of a session in a world of one."""
 
-    member: Member
-    error: str
+    def __init__(self, me: Member) -> None:
+        """Note on errors who this is."""
+        self._me = me
 
-    def __str__(self) -> str:
-        """Return rank, process, host, device and error."""
-        return f"{self.member}, on {self.member.device}, failed first: {self.error}"
-
-
-class _End(Value):
-    """How the session ended for all: without a fault, or with one."""
-
-    fault: Fault | None = None
-
-
-class _Silent(Value):
-    """The ranks that said nothing after another had failed."""
-
-    members: tuple[Member, ...]
-
-
-@dataclass
-class Ending:
-    """One rank's way out of a session.
-
-    Attributes:
-        board: Where the ranks of the session write.
-        me: This rank.
-        world_size: How many there are.
-        neighbours: The ranks of this node, as far as they are known.
-        seconds: How long the others may take to come to the end.
-        hosted: Whether this process hosts the store, and must leave last.
-        keeper: Who hosts it, in words.
-        host: The rank that hosts it, where a rank does.
-    """
-
-    board: Board
-    me: Member
-    world_size: int
-    neighbours: Sequence[int]
-    seconds: float
-    hosted: bool
-    keeper: str
-    host: Member | None
-    _heard: bool = field(default=False, init=False)
-    _named: tuple[Member, ...] = field(default=(), init=False)
+    def meet(self) -> None:
+        """Wait for nobody."""
 
     def part(self) -> None:
-        """Return once every rank has come to the end of its session.
+        """Wait for nobody."""
+
+    def fail(self, error: BaseException) -> BaseException:
+        """Note on an error where it was raised; return it."""
+        note(error, f"gpumap: raised on {self._me} of 1, {self._me.device}")
+        return error
+
+    def last_words(self, error: BaseException) -> None:
+        """Tell nobody."""
+
+    def stay(self) -> None:
+        """Wait for nobody."""
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+
+
+class Ending:
+    """One rank's way out of a session among others.
+
+    A rank leaves by meet(), once its body has ended well, and by part(), once its group
+    is closed; or by fail(), at any time before.
+    """
+
+    def __init__(
+        self, joined: Joined, world_size: int, group: ProcessGroup, patience: float
+    ) -> None:
+        """Listen to the others from now on.
+
+        patience is how many seconds they may take to come to the end after this rank.
+
+        Raises:
+            StoreLostError: The store does not answer.
+        """
+        self._meeting = joined.meeting
+        self._board = joined.board
+        self._me = joined.me
+        self._host = joined.host
+        self._neighbours = joined.neighbours
+        self._world_size = world_size
+        self._group = group
+        self._patience = patience
+        self._journal = Journal(joined.board)
+        self._told: SessionError | None = None
+        self._listener = Listener(
+            lambda: joined.meeting.board(_ANSWER_SECONDS),
+            joined.me,
+            world_size,
+            joined.neighbours,
+            group,
+        )
+
+    def meet(self) -> None:
+        """Return once every rank has come to the end of its body.
 
         Raises:
             SessionError: Another rank failed, died, or did not come in time.
         """
+        self._listener.at_end = True
+        seen = "This rank had come to its end."
         try:
-            self.board.write(f"ended/{self.me.rank}", self.me)
-            self._be_heard()
-            if self.board.count("ended") == self.world_size:
-                self.board.claim("end", _End())
-            end = self._wait_for_end()
-            missing = end is None and [
-                rank
-                for rank in range(self.world_size)
-                if not self.board.has(f"ended/{rank}")
-            ]
+            doing = self._group.doing().model_copy(update={"ended": True})
+            self._board.write(f"ended/{self._me.rank}", doing)
+            count = self._board.count("ended")
+            if count == self._world_size:
+                self._journal.append(Entry(kind="outcome", member=self._me))
+            elif count == 1:
+                self._journal.append(Entry(kind="end", member=self._me))
+            fault = self._outcome().fault
         except StoreLostError as error:
-            raise SessionError(
-                f"{self._lost()}, before the other ranks had ended.",
-                f"{error}.",
-                "See what it says.",
-            ) from None
-        if missing:
-            raise SessionError(
-                f"rank{'s'[: len(missing) > 1]} {', '.join(map(str, missing))} did not "
-                f"come to the end of the session within {self.seconds:g} s.",
-                f"rank {self.me.rank} has ended and waited for them.",
-                "See what they say; timeout=… gives them more time.",
-            )
-        if end is not None and end.fault is not None:
-            raise SessionError(
-                "another rank failed while this one had already come to its end.",
-                f"{end.fault}.",
-                "Correct that rank's error; this one had none.",
-            )
+            fault = self._known_fault()
+            if fault is None:
+                fault, seen = self._lost(), f"{error}. {seen}"
+        self._raise(fault, seen)
 
-    def explain(self, error: BaseException) -> None:
-        """Note on an error where it was raised, and which rank failed first.
+    def part(self) -> None:
+        """Return once every rank has closed its group, or after ten seconds.
 
-        The other ranks learn of it before the group is abandoned, so that they can tell
-        why their connection closed.
+        Raises:
+            SessionError: Another rank could not close its group.
         """
-        error.add_note(
-            f"gpumap: raised on {self.me} of {self.world_size}, {self.me.device}"
+        with suppress(StoreLostError):
+            if self._board.count("left") == self._world_size:
+                self._journal.append(Entry(kind="closed", member=self._me))
+            closed = self._wait_for_closed()
+            if closed is not None:
+                self._raise(closed.fault, "Training had finished, and this rank too.")
+            if self._meeting.hosted:
+                self._stay("bye", "all gone", _CLOSE_SECONDS)
+            elif self._board.count("bye") == self._world_size - 1:
+                self._board.write("all gone", self._me)
+
+    def fail(self, error: BaseException) -> BaseException:
+        """Tell the others of an error; return the one to leave with.
+
+        That is the error itself, with notes, where it is this rank's own, and a
+        SessionError with the first failure where this rank has only suffered from it.
+        """
+        if error is self._told:
+            return error
+        self._listener.has_failed = True
+        note(error, f"gpumap: raised on {self._described(self._me)}")
+        suffers = isinstance(error, RuntimeError | SessionError) and (
+            not self._group.intact()
         )
-        try:
-            own = Fault(member=self.me, error=described(error))
-            first = self.board.claim("fault", own)
-            self.board.claim("end", _End(fault=first))
-            self._be_heard()
-        except (StoreLostError, RollCallError) as failure:
-            if self._lost() not in str(error):
-                error.add_note(f"gpumap: {self._lost()}: {failure}")
-            return
-        known = isinstance(error, SessionError) and str(first) in str(error)
-        if first.member != self.me and not known:
-            error.add_note(f"gpumap: {first}")
+        fault = self._first_fault(error, suffers=suffers)
+        if suffers and fault != own(self._me, error):
+            had = f"{self._described(self._me)}, had {described(error).splitlines()[0]}"
+            return SessionError(f"{fault.text}.", had, fault.hint, fault.ranks)
+        if self._me.rank not in fault.ranks:
+            note(error, f"gpumap: {fault.text}")
+        return error
 
-    def name_the_silent(self, error: BaseException) -> None:
-        """Note which ranks say nothing: one that was killed cannot say it failed."""
-        try:
-            silent = self._named = self._silent()
-        except (StoreLostError, RollCallError) as failure:
-            log.debug("the store was gone before the silent were named: %s", failure)
-            return
-        gone = [m for m in silent if is_gone(m.pid, m.pid_space)]
-        for member in gone or silent:
-            if str(member) in str(error):
-                continue
-            error.add_note(
-                f"gpumap: {member}, on {member.device}, "
-                f"{'failed first' if gone else 'was not heard of'}: "
-                f"{state_of(member.pid, member.pid_space)}"
-            )
+    def last_words(self, error: BaseException) -> None:
+        """Tell the others of an error from another thread than the main one."""
+        with suppress(StoreLostError, RollCallError):
+            board = self._meeting.board(_ANSWER_SECONDS)
+            entry = Entry(kind="outcome", member=self._me, fault=own(self._me, error))
+            Journal(board).append(entry)
+            if self._meeting.hosted:
+                board.comes("all heard", _STAY_SECONDS)
 
-    def stay_for_others(self) -> None:
-        """Leave the store; its host stays for a while until the others have left."""
-        try:
-            self.board.count("left")
-            if self.hosted:
-                others = self.world_size - len(self._named)
-                self.board.wait_for_count(
-                    "left", others, min(self.seconds, _STAY_SECONDS)
+    def stay(self) -> None:
+        """Keep the store, if it is this process's, until the others know the outcome.
+
+        Not for long, since an error is on its way; the rest of it when Python ends.
+        """
+        if self._stay("heard", "all heard", _STAY_SECONDS):
+            self.close()
+        else:
+            self._listener.stop()
+            at_exit(self._stay_at_exit)
+
+    def _stay_at_exit(self) -> None:
+        self._stay("heard", "all heard", _STAY_AT_EXIT_SECONDS)
+        self._board.close()
+
+    def _stay(self, counter: str, key: str, seconds: float) -> bool:
+        """Host the store until all ranks that live have counted, and so wrote a key.
+
+        Returns whether they have, or need not.
+        """
+        deadline = time.monotonic() + seconds
+        needed = self._world_size - (counter == "bye")
+        with suppress(StoreLostError):
+            while self._meeting.hosted and time.monotonic() < deadline:
+                dead = sum(map(_is_gone, self._neighbours))
+                if self._board.count(counter, 0) + dead >= needed:
+                    return True
+                self._board.comes(key, _STAY_LOOK_SECONDS)
+        return not self._meeting.hosted
+
+    def close(self) -> None:
+        """End the listener and the connections to the store."""
+        self._listener.stop()
+        self._board.close()
+
+    def _outcome(self) -> Entry:
+        """Return how the session ended, once all know."""
+        reminder = Reminder()
+        deadline = reminder.began + self._patience
+        while (left := deadline - time.monotonic()) > 0:
+            entry = self._listener.wait_for("outcome", min(left, _LOOK_SECONDS))
+            if entry is not None:
+                return entry
+            if self._listener.lost is not None:
+                raise self._listener.lost
+            if reminder.due():
+                log.info(
+                    "rank %d has come to its end, and waits for %s, %.0f s at most",
+                    self._me.rank,
+                    ", ".join(map(str, self._awaited())),
+                    left,
                 )
-        except StoreLostError as failure:
-            log.debug("the store was gone before this rank left: %s", failure)
-
-    def _lost(self) -> str:
-        """Say what is known of a store that does not answer."""
-        host = self.host
-        if host is None:
-            return f"{self.keeper} does not answer"
-        halted = is_halted(host.pid, host.pid_space)
-        return (
-            f"{host}, on {host.device}, hosts the store and "
-            f"{'failed first' if halted else 'does not answer'}: "
-            f"{state_of(host.pid, host.pid_space)}"
+        awaited = self._awaited()
+        self._ask_all()
+        answers = [self._answer_of(member.rank) for member in awaited]
+        fault = missing_at_end(
+            list(zip(awaited, answers, strict=True)), self._me, self._patience
         )
+        return self._journal.append(Entry(kind="outcome", member=self._me, fault=fault))
 
-    def _be_heard(self) -> None:
-        """Count as a rank that has said how it ended, once."""
-        if not self._heard:
-            self._heard = True
-            self.board.write(f"heard/{self.me.rank}", self.me)
-            if self.board.count("parted") == self.world_size:
-                self.board.claim("silent", _Silent(members=()))
-
-    def _wait_for_end(self) -> _End | None:
-        """Wait for the end, unless a neighbour's process is gone before it came."""
-        deadline = time.monotonic() + self.seconds
-        while True:
-            left = deadline - time.monotonic()
-            end = self.board.wait("end", _End, min(left, _LOOK_SECONDS))
-            if end is not None or left <= _LOOK_SECONDS:
-                return end
-            for rank in self.neighbours:
-                if not self._is_heard(rank) and (member := self._gone(rank)):
-                    raise SessionError(
-                        f"{member}, on {member.device}, failed first: its process is "
-                        "gone, and did not come to the end of its session.",
-                        f"rank {self.me.rank} has ended and waited for it.",
-                        "SIGKILL is mostly the system's, out of memory: see the "
-                        "kernel's log.",
-                    )
-
-    def _silent(self) -> tuple[Member, ...]:
-        """Return who has said nothing within a few seconds; one rank finds it out."""
-        known = self._wait_for_silent()
-        if known is None and self.board.claim("naming", self.me) == self.me:
-            unheard = (r for r in range(self.world_size) if not self._is_heard(r))
-            members = map(self._member, islice(unheard, _MOST_NAMED))
-            found = _Silent(members=tuple(m for m in members if m is not None))
-            known = self.board.claim("silent", found)
-        elif known is None:
-            known = self.board.wait("silent", _Silent, _SILENCE_SECONDS)
-        return () if known is None else known.members
-
-    def _wait_for_silent(self) -> _Silent | None:
-        """Wait for all to be heard, or a while, or until no more can be."""
-        deadline = time.monotonic() + min(self.seconds, _SILENCE_SECONDS)
-        while True:
-            left = deadline - time.monotonic()
-            known = self.board.wait("silent", _Silent, min(left, _LOOK_SECONDS / 2))
-            if known is not None or left <= 0:
-                return known
-            if len(self.neighbours) == self.world_size and all(
-                self._is_heard(rank) or self._gone(rank) for rank in self.neighbours
-            ):
-                return None
-
-    def _is_heard(self, rank: int) -> bool:
-        return self.board.has(f"heard/{rank}")
-
-    def _gone(self, rank: int) -> Member | None:
-        """Return a rank whose process has ended; None where it has not, or may not."""
-        member = self._member(rank)
-        if member is not None and is_gone(member.pid, member.pid_space):
-            return member
+    def _wait_for_closed(self) -> Entry | None:
+        deadline = time.monotonic() + _CLOSE_SECONDS
+        while time.monotonic() < deadline and self._listener.lost is None:
+            entry = self._listener.wait_for("closed", _LOOK_SECONDS)
+            if entry is not None or any(map(_is_gone, self._neighbours)):
+                return entry
+        log.warning("rank %d leaves before the others have closed.", self._me.rank)
         return None
 
-    def _member(self, rank: int) -> Member | None:
-        return self.board.wait(f"rank/{rank}", Member, _LOOK_SECONDS)
+    def _first_fault(self, error: BaseException, *, suffers: bool) -> Fault:
+        """Return what failed first; tell the others, where they do not know."""
+        if known := self._known_fault():
+            return known
+        mine = own(self._me, error)
+        kind = "closed" if self._listener.wait_for("outcome", 0) else "outcome"
+        try:
+            fault = self._diagnosis(mine) if suffers else mine
+            held = self._journal.append(Entry(kind=kind, member=self._me, fault=fault))
+        except (StoreLostError, RollCallError) as failure:
+            # Its host leaves once all have heard: so has this rank, in another thread.
+            if known := self._known_fault():
+                return known
+            lost = self._lost()
+            note(error, f"gpumap: {lost.text}: {failure}")
+            return lost if suffers else mine
+        return held.fault or fault
+
+    def _diagnosis(self, mine: Fault) -> Fault:
+        """Find out which rank made this one fail; this one itself, where none did."""
+        dead = [member for member in self._neighbours if _is_gone(member)]
+        if dead:
+            return gone(dead[0])
+        mine_to_find = self._ask_all() == self._me
+        if known := self._known_fault(0 if mine_to_find else _OUTCOME_SECONDS):
+            return known
+        silent = self._members(
+            rank
+            for rank in range(self._world_size)
+            if not self._board.has(f"answer/{rank}")
+        )
+        if silent:
+            return unheard(sorted(silent, key=lambda m: not _is_halted(m)))
+        return self._slowest() or mine
+
+    def _slowest(self) -> Fault | None:
+        """Blame the ranks that had made fewer collectives than this one."""
+        mine = self._group.doing()
+        behind: list[tuple[Member, Answer]] = []
+        for rank in range(self._world_size):
+            answer = self._answer_of(rank)
+            if (answer.made or 0) < (mine.made or 0) and len(behind) < _MOST_NAMED:
+                behind.append((self._board.read(f"rank/{rank}", Member), answer))
+        for member, answer in behind:
+            if answer.ended:
+                return uneven(member, answer, self._me, mine)
+        return late(behind, self._me, mine) if behind else None
+
+    def _known_fault(self, seconds: float = 0.0) -> Fault | None:
+        """Return the first failure, if it is known, or is within some seconds."""
+        outcome = self._listener.wait_for("outcome", seconds)
+        return None if outcome is None else outcome.fault
+
+    def _ask_all(self) -> Member:
+        """Have all ranks write what they are doing; return who asked first."""
+        asked = self._journal.append(Entry(kind="inquiry", member=self._me))
+        if asked.member == self._me:
+            self._board.comes("answered", _ANSWER_SECONDS)
+        return asked.member
+
+    def _answer_of(self, rank: int) -> Answer:
+        key = f"answer/{rank}"
+        return self._board.read(key, Answer) if self._board.has(key) else Answer()
+
+    def _awaited(self) -> list[Member]:
+        """Return the ranks that have not come to the end, the first of them."""
+        absent = (
+            rank
+            for rank in range(self._world_size)
+            if not self._board.has(f"ended/{rank}")
+        )
+        return self._members(absent)
+
+    def _members(self, ranks: Iterable[int]) -> list[Member]:
+        return [
+            self._board.read(f"rank/{rank}", Member)
+            for rank in islice(ranks, _MOST_NAMED)
+        ]
+
+    def _lost(self) -> Fault:
+        return host_lost(self._host, self._meeting.keeper)
+
+    def _raise(self, fault: Fault | None, seen: str) -> None:
+        if fault is not None:
+            self._told = SessionError(f"{fault.text}.", seen, fault.hint, fault.ranks)
+            raise self._told
+
+    def _described(self, member: Member) -> str:
+        return f"{member} of {self._world_size}, {member.device}"
+
+
+def _is_gone(member: Member) -> bool:
+    return is_gone(member.pid, member.pid_space)
+
+
+def _is_halted(member: Member) -> bool:
+    return is_halted(member.pid, member.pid_space)

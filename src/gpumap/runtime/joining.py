@@ -2,15 +2,20 @@
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
 from gpumap.errors import RollCallError
 from gpumap.mapping.launch import Launch
-from gpumap.runtime.board import Board, StoreLostError
+from gpumap.runtime.board import Board
+from gpumap.runtime.client import StoreLostError
+from gpumap.runtime.likeness import Likeness
+from gpumap.runtime.members import Member, Terms
 from gpumap.runtime.preparation import Asked, Prepared, prepare
 from gpumap.runtime.rendezvous import Meeting, meet, meet_in_group
-from gpumap.runtime.rollcall import Member, Terms, answer, roll_call
+from gpumap.runtime.rollcall import answer, roll_call
+from gpumap.runtime.telling import described, note
 from gpumap.runtime.witness import pid_space
 
 __all__ = ["Joined", "join"]
@@ -19,6 +24,8 @@ log = logging.getLogger("gpumap")
 
 # How long a rank that cannot start looks for the others, to tell them.
 _ANSWER_SECONDS = 15.0
+# Enough for any machine; ranks that are pretended on one are more.
+_MOST_NEIGHBOURS = 256
 
 
 @dataclass(frozen=True)
@@ -28,59 +35,93 @@ class Joined:
     Attributes:
         prepared: Its own part.
         meeting: The session's part of the store.
+        board: A connection to it.
         me: How it introduced itself.
         host: The other rank that hosts the store, if one does.
+        neighbours: The other ranks of this node, as far as they are known.
     """
 
     prepared: Prepared
     meeting: Meeting
+    board: Board
     me: Member
     host: Member | None
+    neighbours: Sequence[Member]
 
 
 def join(
-    asked: Asked, launch: Launch, check: Callable[[Prepared], None], *, adopted: bool
+    asked: Asked,
+    launch: Launch,
+    check: Callable[[Prepared], Likeness],
+    *,
+    adopted: bool,
 ) -> Joined:
-    """Return once all ranks are there and agree; check may refuse to start.
+    """Return once all ranks are there and agree.
 
-    adopted says whether a process group exists already, whose store is used.
+    check says what all ranks' models must be like, and may refuse to start; adopted,
+    whether a process group exists already, whose store is used.
     """
-    prepared = _prepare_or_answer(asked, launch, check, adopted=adopted)
+    prepared, likeness = _prepare_or_answer(asked, launch, check, adopted=adopted)
     meeting = _meet(launch, asked.start_seconds, asked, adopted=adopted)
     me = _member(prepared)
-    host = _call_the_roll(asked, prepared, meeting, me)
-    return Joined(prepared, meeting, me, None if host == me else host)
+    try:
+        with meeting.board(asked.start_seconds).closing_on_error() as board:
+            host = _call_the_roll(asked, prepared, meeting, board, me, likeness)
+            ranks = neighbours_of(launch)[:_MOST_NEIGHBOURS]
+            neighbours = [board.read(f"rank/{rank}", Member) for rank in ranks]
+    except StoreLostError as error:
+        raise RollCallError(
+            f"{meeting.keeper} went during the roll call.",
+            f"{error}.",
+            "See what it says.",
+            (0,),
+        ) from None
+    others = [member for member in neighbours if member != me]
+    return Joined(prepared, meeting, board, me, None if host == me else host, others)
+
+
+def neighbours_of(launch: Launch) -> Sequence[int]:
+    """Return the ranks of this node, as far as they are known."""
+    if launch.node_ranks is not None:
+        return launch.node_ranks
+    return range(launch.world_size) if launch.one_node else (launch.rank,)
 
 
 def _prepare_or_answer(
-    asked: Asked, launch: Launch, check: Callable[[Prepared], None], *, adopted: bool
-) -> Prepared:
+    asked: Asked,
+    launch: Launch,
+    check: Callable[[Prepared], Likeness],
+    *,
+    adopted: bool,
+) -> tuple[Prepared, Likeness]:
     """Prepare; if that fails, tell the others, so that they fail too, and at once."""
     try:
         prepared = prepare(asked, launch)
-        check(prepared)
+        return prepared, check(prepared)
     except Exception as error:
         if launch.world_size > 1:
             _answer(asked, launch, error, adopted=adopted)
         raise
-    return prepared
 
 
 def _answer(asked: Asked, launch: Launch, error: Exception, *, adopted: bool) -> None:
-    log.error("rank %d cannot start, and tells the others: %s", launch.rank, error)
+    log.error(
+        "rank %d cannot start, and tells the others: %s", launch.rank, described(error)
+    )
     seconds = min(asked.start_seconds, _ANSWER_SECONDS)
     try:
         meeting = _meet(launch, seconds, asked, adopted=adopted)
-        answer(
-            Board(meeting.store, seconds),
-            launch.rank,
-            launch.world_size,
-            error,
-            seconds,
-            hosted=meeting.hosted,
-        )
+        with closing(meeting.board(seconds)) as board:
+            answer(
+                board,
+                launch.rank,
+                launch.world_size,
+                error,
+                seconds,
+                hosted=meeting.hosted,
+            )
     except Exception as failure:  # noqa: BLE001 - the error itself is what matters
-        error.add_note(f"gpumap: the other ranks could not be told: {failure}")
+        note(error, f"gpumap: the other ranks could not be told: {described(failure)}")
 
 
 def _meet(launch: Launch, seconds: float, asked: Asked, *, adopted: bool) -> Meeting:
@@ -149,35 +190,41 @@ def _identity(prepared: Prepared) -> str | None:
 
 
 def _call_the_roll(
-    asked: Asked, prepared: Prepared, meeting: Meeting, me: Member
+    asked: Asked,
+    prepared: Prepared,
+    meeting: Meeting,
+    board: Board,
+    me: Member,
+    likeness: Likeness,
 ) -> Member | None:
     """Return once all agree, with who hosts the store, where a rank does."""
+    launch = prepared.placement.launch
     terms = Terms(
-        world_size=prepared.placement.launch.world_size,
+        world_size=launch.world_size,
         backend=prepared.backend,
         strategy=prepared.choice.name,
+        ddp=dict(likeness.options),
+        model=likeness.digest,
     )
-    seconds, hosted = asked.start_seconds, meeting.hosted
-    board = Board(meeting.store, seconds)
     try:
-        roll_call(board, me, terms, seconds, hosted=hosted)
-        return board.wait("rank/0", Member, seconds) if meeting.rank_0s else None
+        roll_call(
+            board,
+            me,
+            terms,
+            asked.start_seconds,
+            hosted=meeting.hosted,
+            rows=likeness.rows,
+            neighbours=neighbours_of(launch),
+        )
+        return board.read("rank/0", Member) if meeting.rank_0s else None
     except (KeyboardInterrupt, SystemExit) as error:
-        # Counted already, and not coming: nobody should wait for this rank. The first
-        # connection may still be waiting for the verdict.
+        # Counted already, and not coming: nobody should wait for this rank.
         answer(
-            board.again(),
+            board,
             me.rank,
             terms.world_size,
             error,
             _ANSWER_SECONDS,
-            hosted=hosted,
+            hosted=meeting.hosted,
         )
         raise
-    except StoreLostError as error:
-        raise RollCallError(
-            f"{meeting.keeper} went during the roll call.",
-            f"{error}.",
-            "See what it says.",
-            (0,),
-        ) from None

@@ -25,10 +25,19 @@ from gpumap.mapping.placement import (
 )
 from gpumap.mapping.visibility import doubt
 
-__all__ = ["Asked", "Prepared", "launch_of_group", "prepare", "seconds_of"]
+__all__ = [
+    "Asked",
+    "Prepared",
+    "launch_of_group",
+    "prepare",
+    "seconds_of",
+    "start_seconds",
+]
 
 log = logging.getLogger("gpumap")
 
+# start_timeout for a script that cannot be edited.
+START_TIMEOUT = "GPUMAP_START_TIMEOUT"
 # Three years; longer waits overflow what threads can be told.
 _MOST_SECONDS = 1e8
 # Backends that give each device to one rank, and fail or hang otherwise.
@@ -50,6 +59,7 @@ class Asked:
     backend: str | None = None
     timeout: float | timedelta | None = None
     start_timeout: float | timedelta = 300.0
+    end_timeout: float | timedelta = 86_400.0
     oversubscribe: bool = False
     launch: Launch | None = None
     node: Node | None = None
@@ -57,7 +67,8 @@ class Asked:
 
     def __post_init__(self) -> None:
         """Check the times at once, before anything waits for them."""
-        seconds_of("start_timeout", self.start_timeout)
+        start_seconds("start_timeout", self.start_timeout, self.environ)
+        seconds_of("end_timeout", self.end_timeout)
         if self.timeout is not None:
             seconds_of("timeout", self.timeout)
 
@@ -93,7 +104,12 @@ class Asked:
     @property
     def start_seconds(self) -> float:
         """How long the ranks have to come together."""
-        return seconds_of("start_timeout", self.start_timeout)
+        return start_seconds("start_timeout", self.start_timeout, self.environ)
+
+    @property
+    def end_seconds(self) -> float:
+        """How long the ranks have to come to the end after the first one."""
+        return seconds_of("end_timeout", self.end_timeout)
 
     @property
     def group_timeout(self) -> timedelta | None:
@@ -241,6 +257,21 @@ def _torch_device(placement: Placement, rehearsal: str | None) -> torch.device:
             f"To pretend a machine, start with {REHEARSAL}=FILE.json.",
         )
     return torch.device(device.kind, device.index)
+
+
+def start_seconds(name: str, value: object, environ: Mapping[str, str]) -> float:
+    """Return a time to start in seconds; the environment's, where it has one.
+
+    Raises:
+        SessionError: It is no positive number of seconds.
+    """
+    wanted = environ.get(START_TIMEOUT)
+    if not wanted:
+        return seconds_of(name, value)
+    try:
+        return seconds_of(START_TIMEOUT, float(wanted))
+    except ValueError:
+        return seconds_of(START_TIMEOUT, wanted)
 
 
 def seconds_of(name: str, value: object) -> float:

@@ -5,20 +5,42 @@ Each rank makes the same few requests of the store, whatever the world size:
     rank/R      compare_set: who is rank R
     device/D    compare_set: who trains on device D
     terms       compare_set: what the first to arrive takes for granted
+    model       set: what its model consists of
     present     add: how many have claimed; the last one writes the verdict
     verdict     compare_set: "go", or the one error that every rank raises
+    settling    compare_set: who finds out which ranks are missing
+    stranger/R  compare_set: who came as rank R and left, as of another job
+    told        add: how many have read an error, all but the store's host
+    all told    set: all of them have
 """
 
-import os
-import socket
+import logging
 import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from itertools import islice
 
-from gpumap.errors import GpumapError, RollCallError
-from gpumap.mapping.values import Value
-from gpumap.runtime.board import Board, described
-from gpumap.runtime.witness import is_halted, state_of
+from gpumap.errors import RollCallError
+from gpumap.runtime.board import Board
+from gpumap.runtime.likeness import Model, difference, model_of
+from gpumap.runtime.members import Member, Signed, Stranger, Terms, named
+from gpumap.runtime.telling import Reminder
+from gpumap.runtime.verdict import (
+    Verdict,
+    cannot_start,
+    claimed_twice,
+    disagreement,
+    gone,
+    missing,
+    models_differ,
+    one_device,
+    took_too_long,
+)
+from gpumap.runtime.witness import is_gone, is_halted
 
-__all__ = ["Member", "Stranger", "Terms", "answer", "roll_call"]
+__all__ = ["answer", "roll_call"]
+
+log = logging.getLogger("gpumap")
 
 # How long the store's host stays after an error, so that the others hear of it.
 _STAY_SECONDS = 30.0
@@ -27,90 +49,36 @@ _SETTLE_SECONDS = 10.0
 _MOST_NAMED = 20
 
 
-class Member(Value):
-    """Who claims a rank and a device.
-
-    Attributes:
-        rank: The rank claimed.
-        hostname: The node's name.
-        pid: The process id there.
-        device: The device's name, for people.
-        identity: What tells this device from all others; None where ranks may share.
-        hint: What this rank would change if its device turned out to be taken.
-        pid_space: Where the process id counts.
-    """
-
-    rank: int
-    hostname: str
-    pid: int
-    device: str
-    identity: str | None = None
-    hint: str = ""
-    pid_space: str | None = None
-
-    def __str__(self) -> str:
-        """Return rank, host and process."""
-        return f"rank {self.rank} (pid {self.pid} on {self.hostname})"
-
-
-class Terms(Value):
-    """What all ranks must have in common."""
-
-    world_size: int
-    backend: str
-    strategy: str
-
-
-class Stranger(Value):
-    """A process that came for a rank, and left because it looked like another job's."""
-
-    seen: str
-
-
-class _Signed(Value):
-    member: Member
-    terms: Terms
-
-
-class _Verdict(Value):
-    """The answer for all; go when there is no error.
-
-    absent is the number of ranks that will not come to hear it.
-    """
-
-    happened: str = ""
-    seen: str = ""
-    hint: str = ""
-    ranks: tuple[int, ...] = ()
-    absent: int = 0
-
-    @property
-    def error(self) -> RollCallError | None:
-        """The error that every rank raises."""
-        if not self.happened:
-            return None
-        return RollCallError(self.happened, self.seen, self.hint, self.ranks)
-
-
 def roll_call(
-    board: Board, me: Member, terms: Terms, seconds: float, *, hosted: bool
+    board: Board,
+    me: Member,
+    terms: Terms,
+    seconds: float,
+    *,
+    hosted: bool,
+    rows: Sequence[str] = (),
+    neighbours: Iterable[int] = (),
 ) -> None:
     """Return once every rank is there, each with its own rank and its own device.
 
+    rows are the model's, where there is one; neighbours are the ranks of this node,
+    whose processes this one looks after while it waits.
+
     Raises:
         RollCallError: A rank or a device is claimed twice, ranks disagree on the terms,
-            a rank could not start, or ranks are missing when the seconds have passed.
-            Every rank that is there raises the same.
+            a rank could not start or died, or ranks are missing when the seconds have
+            passed. Every rank that is there raises the same.
     """
     deadline = time.monotonic() + seconds
-    wrong = _wrong(board, me, terms)
+    wrong = _wrong(board, me, terms, rows)
     if wrong is not None and board.claim("verdict", wrong).error is None:
         # The others have started without this process: it was one too many.
         raise RollCallError(wrong.happened, wrong.seen, wrong.hint, wrong.ranks)
     if wrong is None and board.count("present") == terms.world_size:
-        board.claim("verdict", _Verdict())
+        board.claim("verdict", Verdict())
+    watch = _Watch(board, me, terms.world_size, deadline, neighbours, tells=hosted)
     left = max(deadline - time.monotonic(), 0.0)
-    verdict = board.wait("verdict", _Verdict, left)
+    verdict = board.wait("verdict", Verdict, left, watch.look)
     if verdict is None:
         verdict = _settle(board, me, terms.world_size, seconds)
     if verdict.error is not None:
@@ -130,122 +98,111 @@ def answer(
     hosted: bool,
 ) -> None:
     """Tell the others that this rank cannot start, so that nobody waits for it."""
-    happened, seen, hint = described(error), "", ""
-    if isinstance(error, GpumapError):
-        happened, seen, hint = error.happened, error.seen, error.hint
-    board.claim(
-        "verdict",
-        _Verdict(
-            happened=f"rank {rank} (pid {os.getpid()} on {socket.gethostname()}) "
-            f"cannot start: {_short(happened)}",
-            seen=_short(seen),
-            hint=_short(hint),
-            ranks=(rank,),
-        ),
-    )
+    board.claim("verdict", cannot_start(rank, error))
     _let_others_hear(board, world_size - 1, seconds, hosted=hosted)
 
 
-def _short(text: str) -> str:
-    return text[:2000].encode(errors="backslashreplace").decode()
-
-
-def _wrong(board: Board, me: Member, terms: Terms) -> _Verdict | None:
+def _wrong(
+    board: Board, me: Member, terms: Terms, rows: Sequence[str]
+) -> Verdict | None:
+    """Claim this rank and its device; return what stands against it."""
     holder = board.claim(f"rank/{me.rank}", me)
     if holder != me:
-        return _Verdict(
-            happened=f"rank {me.rank} is claimed twice: by pid {holder.pid} on "
-            f"{holder.hostname} and by pid {me.pid} on {me.hostname}.",
-            seen=f"{holder.device} and {me.device}.",
-            hint="Start each rank once: look for a launcher inside a launcher "
-            "(mp.spawn under srun or torchrun), a script started twice, or two jobs "
-            "with one MASTER_PORT.",
-            ranks=(me.rank,),
-        )
-    first = board.claim("terms", _Signed(member=me, terms=terms))
-    for name in Terms.model_fields:
-        theirs, mine = getattr(first.terms, name), getattr(terms, name)
-        if theirs != mine:
-            return _Verdict(
-                happened=f"the ranks disagree on {name}: {first.member} has "
-                f"{theirs!r}, {me} has {mine!r}.",
-                hint=f"Give every rank the same {name}.",
-                ranks=(first.member.rank, me.rank),
-            )
+        return claimed_twice(holder, me)
+    first = board.claim("terms", Signed(member=me, terms=terms))
+    if first.member == me and rows:
+        board.write("model", model_of(rows))
+    if first.terms.in_words() != terms.in_words():
+        return disagreement(first, me, terms)
+    if first.terms.model != terms.model:
+        model = board.wait("model", Model, _SETTLE_SECONDS)
+        parts = ("another", "another") if model is None else difference(model, rows)
+        return models_differ(first.member, me, parts)
     if me.identity is None:
         return None
     holder = board.claim(f"device/{me.identity}", me)
-    if holder == me:
-        return None
-    pair = tuple(sorted((holder.rank, me.rank)))
-    return _Verdict(
-        happened=f"rank {pair[0]} and rank {pair[1]} are both on one device, "
-        f"{me.identity}.",
-        seen=f"{holder} calls it {holder.device}; {me} calls it {me.device}.",
-        hint=me.hint,
-        ranks=pair,
-    )
+    return None if holder == me else one_device(holder, me)
 
 
-def _settle(board: Board, me: Member, world_size: int, seconds: float) -> _Verdict:
+class _Watch:
+    """What a rank that waits for the verdict looks after meanwhile."""
+
+    def __init__(
+        self,
+        board: Board,
+        me: Member,
+        world_size: int,
+        deadline: float,
+        neighbours: Iterable[int],
+        *,
+        tells: bool,
+    ) -> None:
+        self._board = board
+        self._world_size = world_size
+        self._deadline = deadline
+        self._unseen = deque(rank for rank in neighbours if rank != me.rank)
+        self._seen: list[Member] = []
+        self._tells = tells
+        self._reminder = Reminder()
+
+    def look(self) -> None:
+        """Tell all of a neighbour that has gone; say now and then who is awaited."""
+        # Not all at once: a wait asks the store a few times a second at most.
+        if self._unseen and self._board.has(f"rank/{self._unseen[0]}"):
+            key = f"rank/{self._unseen.popleft()}"
+            self._seen.append(self._board.read(key, Member))
+        self._unseen.rotate(-1)
+        for member in self._seen:
+            if is_gone(member.pid, member.pid_space):
+                self._board.claim("verdict", gone(member))
+        if self._tells and self._reminder.due():
+            absent, count = _missing(self._board, self._world_size)
+            log.warning(
+                "%s of %d not here yet; waiting for %.0f s more",
+                named(absent, count) if absent else "the verdict",
+                self._world_size,
+                max(self._deadline - time.monotonic(), 0.0),
+            )
+
+
+def _settle(board: Board, me: Member, world_size: int, seconds: float) -> Verdict:
     """Name who is missing; one rank counts, the others read what it wrote."""
     if board.claim("settling", me) == me:
-        missing = tuple(r for r in range(world_size) if not board.has(f"rank/{r}"))
-        if missing:
-            return board.claim("verdict", _missing(board, missing, world_size, seconds))
-        halted = _halted(board, world_size)
-        if halted:
-            return board.claim("verdict", halted)
-    late = board.wait("verdict", _Verdict, min(seconds, _SETTLE_SECONDS))
-    if late is not None:
-        return late
-    return _Verdict(
-        happened=f"the roll call of {world_size} ranks took more than {seconds:g} s.",
-        hint="See what the other ranks say.",
-        absent=world_size - 1,
-    )
+        absent, count = _missing(board, world_size)
+        if absent:
+            key = f"stranger/{absent[0]}"
+            stranger = board.read(key, Stranger) if board.has(key) else None
+            verdict = missing(absent, count, world_size, seconds, stranger)
+            return board.claim("verdict", verdict)
+        if halted := _halted(board, world_size):
+            return board.claim("verdict", gone(halted))
+    late = board.wait("verdict", Verdict, min(seconds, _SETTLE_SECONDS))
+    return took_too_long(world_size, seconds) if late is None else late
 
 
-def _halted(board: Board, world_size: int) -> _Verdict | None:
-    """Name a rank that claimed its device and died or was stopped before it counted."""
+def _missing(board: Board, world_size: int) -> tuple[tuple[int, ...], int]:
+    """Return the first ranks that have not come, and how many there are."""
+    unclaimed = (rank for rank in range(world_size) if not board.has(f"rank/{rank}"))
+    first = tuple(islice(unclaimed, _MOST_NAMED))
+    if len(first) < _MOST_NAMED:
+        return first, len(first)
+    return first, max(world_size - board.count("present", 0), len(first))
+
+
+def _halted(board: Board, world_size: int) -> Member | None:
+    """Return a rank that claimed its device, and ended or was stopped since."""
     for rank in range(world_size):
-        member = board.wait(f"rank/{rank}", Member, 1.0)
-        if member is not None and is_halted(member.pid, member.pid_space):
-            return _Verdict(
-                happened=f"{member}, on {member.device}, failed first: "
-                f"{state_of(member.pid, member.pid_space)}, during the roll call.",
-                hint="See what it said last.",
-                ranks=(rank,),
-                absent=1,
-            )
+        member = board.read(f"rank/{rank}", Member)
+        if is_halted(member.pid, member.pid_space):
+            return member
     return None
-
-
-def _missing(
-    board: Board, missing: tuple[int, ...], world_size: int, seconds: float
-) -> _Verdict:
-    key = f"stranger/{missing[0]}"
-    stranger = board.wait(key, Stranger, 1.0) if board.has(key) else None
-    named = ", ".join(map(str, missing[:_MOST_NAMED]))
-    more = f" and {len(missing) - _MOST_NAMED} more" * (len(missing) > _MOST_NAMED)
-    return _Verdict(
-        happened=f"rank{'s'[: len(missing) > 1]} {named}{more} of {world_size} did not "
-        f"come within {seconds:g} s.",
-        seen=f"{world_size - len(missing)} of {world_size} ranks are there."
-        + (f" One came and left as another job's. {stranger.seen}" if stranger else ""),
-        hint="If it is of this job after all, set GPUMAP_JOB_ID alike on all ranks."
-        if stranger
-        else "See whether these processes were started, and what they say. "
-        "start_timeout=… gives slow ones more time.",
-        ranks=missing,
-        absent=len(missing),
-    )
 
 
 def _let_others_hear(
     board: Board, others: int, seconds: float, *, hosted: bool
 ) -> None:
+    """Have others read the verdict before the store goes with its host."""
     if hosted:
-        board.wait_for_count("heard", others, min(max(seconds, 1.0), _STAY_SECONDS))
-    else:
-        board.count("heard")
+        board.comes("all told", min(max(seconds, 1.0), _STAY_SECONDS))
+    elif board.count("told") == others:
+        board.write("all told", Verdict())

@@ -2,28 +2,31 @@
 
 import logging
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
-from torch.distributed.constants import default_pg_timeout
 
 from gpumap.detect.launchers import detect_launch
-from gpumap.errors import SessionError
+from gpumap.errors import RollCallError, SessionError
 from gpumap.mapping.choice import Gpus, Scores, Strategy
 from gpumap.mapping.devices import Node
 from gpumap.mapping.launch import Launch
 from gpumap.mapping.placement import Placement
-from gpumap.runtime.board import Board
-from gpumap.runtime.ending import Ending
-from gpumap.runtime.group import ProcessGroup
+from gpumap.runtime.block import Block
+from gpumap.runtime.client import StoreLostError
+from gpumap.runtime.ending import Alone, Ending
+from gpumap.runtime.group import ProcessGroup, refuse_a_dead_group
 from gpumap.runtime.joining import Joined, join
+from gpumap.runtime.likeness import Likeness
 from gpumap.runtime.preparation import Asked, Prepared, launch_of_group
-from gpumap.runtime.sigterm import Sigterm, Terminated, leaving_on_sigterm
+from gpumap.runtime.sigterm import Sigterm, Terminated
 
-__all__ = ["Session", "current", "open_session", "session"]
+__all__ = ["Session", "current", "life_of", "session"]
+
+T = TypeVar("T")
 
 log = logging.getLogger("gpumap")
 
@@ -57,10 +60,9 @@ class Session:
         return self.launch.world_size
 
 
-_open: list[Session | None] = []
+_current: list[Session] = []
 
 
-@contextmanager
 def session(
     *,
     strategy: Strategy | None = None,
@@ -70,29 +72,30 @@ def session(
     backend: str | None = None,
     timeout: float | timedelta | None = None,
     start_timeout: float | timedelta = 300.0,
+    end_timeout: float | timedelta = 86_400.0,
     oversubscribe: bool = False,
     launch: Launch | None = None,
     node: Node | None = None,
-) -> Generator[Session, None, None]:
+) -> Block[Session]:
     """Open a session without a model: for FSDP, for evaluation, for a wrap of your own.
 
-    All arguments are as in ddp_session, and so are the errors. A DDP of your own keeps
-    the process group alive: delete it before the block ends.
+    All arguments are as in ddp_session, and so are the errors. It is used with `with`,
+    or above a function, which then runs in a session of its own at each call.
     """
     asked = Asked(
-        strategy,
-        gpus,
-        scores,
-        device,
-        backend,
-        timeout,
-        start_timeout,
-        oversubscribe,
-        launch,
-        node,
+        strategy=strategy,
+        gpus=gpus,
+        scores=scores,
+        device=device,
+        backend=backend,
+        timeout=timeout,
+        start_timeout=start_timeout,
+        end_timeout=end_timeout,
+        oversubscribe=oversubscribe,
+        launch=launch,
+        node=node,
     )
-    with open_session(asked) as opened:
-        yield opened
+    return Block(lambda: life_of(asked, lambda opened: opened))
 
 
 def current() -> Session:
@@ -101,42 +104,77 @@ def current() -> Session:
     Raises:
         SessionError: There is none.
     """
-    opened = _open[-1] if _open else None
-    if opened is None:
+    if not _current:
         raise SessionError(
             "no session is open.",
             "current() was called outside of one.",
             "Call it inside `with gpumap.session(…):` or gpumap.ddp_session(…).",
         )
-    return opened
+    return _current[-1]
 
 
-@contextmanager
-def open_session(
-    asked: Asked, check: Callable[[Prepared], None] = lambda _: None
-) -> Generator[Session, None, None]:
-    """Open a session and close it, whatever happens; check may refuse to start."""
-    if _open:
-        raise SessionError(
-            "a session is already open in this process.",
-            "Sessions do not nest: a process has one device and one default group.",
-            "Leave it first; gpumap.current() returns it.",
+def life_of(
+    asked: Asked,
+    wrap: Callable[[Session], T],
+    *,
+    check: Callable[[Prepared], Likeness] = lambda _: Likeness(),
+    let_go: Callable[[T], None] = lambda _: None,
+) -> Generator[T, None, None]:
+    """Open a session, yield what wrap makes of it, and close it, whatever happens.
+
+    check says what all ranks' models must be like, and may refuse to start; let_go
+    takes from what was yielded what keeps the process group alive.
+    """
+    with Sigterm(asked.start_seconds) as sigterm:
+        asked.check_types()
+        refuse_a_dead_group()
+        adopted = dist.is_initialized()
+        launch = (
+            launch_of_group(asked)
+            if adopted
+            else asked.launch or detect_launch(asked.environ)
         )
-    _open.append(None)
-    try:
-        with leaving_on_sigterm(asked.start_seconds) as sigterm:
-            asked.check_types()
-            adopted = dist.is_initialized()
-            launch = (
-                launch_of_group(asked)
-                if adopted
-                else asked.launch or detect_launch(asked.environ)
-            )
-            joined = join(asked, launch, check, adopted=adopted)
-            _log_start(joined.prepared)
-            yield from _inside(asked, joined, sigterm, adopted=adopted)
-    finally:
-        _open.clear()
+        joined = join(asked, launch, check, adopted=adopted)
+        _log_start(joined.prepared)
+        group = ProcessGroup(joined.prepared, asked, joined.meeting)
+        ending = _ending(asked, joined, group)
+        sigterm.last_words = lambda: ending.last_words(Terminated())
+        try:
+            group.form()
+            _current.append(_session(joined))
+            value = wrap(_current[-1])
+            try:
+                yield value
+            finally:
+                let_go(value)
+            ending.meet()
+            group.destroy()
+            ending.part()
+        except BaseException as error:
+            if isinstance(error, Terminated):
+                sigterm.leaving.set()
+            try:
+                told = ending.fail(error)
+            finally:
+                group.abandon(error)
+            ending.stay()
+            if told is not error:
+                raise told from error
+            raise
+        finally:
+            _current.clear()
+        ending.close()
+
+
+def _session(joined: Joined) -> Session:
+    prepared = joined.prepared
+    return Session(
+        device=prepared.device,
+        launch=prepared.placement.launch,
+        node=prepared.node,
+        placement=prepared.placement,
+        store=dist.PrefixStore("user", joined.meeting.store),
+    )
 
 
 def _log_start(prepared: Prepared) -> None:
@@ -157,46 +195,16 @@ def _log_start(prepared: Prepared) -> None:
     )
 
 
-def _inside(
-    asked: Asked, joined: Joined, sigterm: Sigterm, *, adopted: bool
-) -> Generator[Session, None, None]:
-    prepared, meeting = joined.prepared, joined.meeting
-    launch = prepared.placement.launch
-    patience = (asked.group_timeout or default_pg_timeout).total_seconds()
-    ending = Ending(
-        Board(meeting.store, patience),
-        joined.me,
-        launch.world_size,
-        launch.node_ranks or (),
-        patience,
-        meeting.hosted,
-        meeting.keeper,
-        joined.host,
-    )
-    sigterm.last_words = lambda: ending.explain(Terminated())
-    group = None
+def _ending(asked: Asked, joined: Joined, group: ProcessGroup) -> Ending | Alone:
+    world_size = joined.prepared.placement.launch.world_size
+    if world_size == 1:
+        return Alone(joined.me)
     try:
-        if not adopted:
-            group = ProcessGroup(prepared, asked, meeting.store)
-        opened = Session(
-            prepared.device,
-            launch,
-            prepared.node,
-            prepared.placement,
-            dist.PrefixStore("user", meeting.store),
-        )
-        _open[-1] = opened
-        yield opened
-        ending.part()
-    except BaseException as error:
-        ending.explain(error)
-        if group is not None:
-            group.abandon(error)
-        ending.name_the_silent(error)
-        ending.stay_for_others()
-        raise
-    try:
-        if group is not None:
-            group.destroy()
-    finally:
-        ending.stay_for_others()
+        return Ending(joined, world_size, group, asked.end_seconds)
+    except StoreLostError as error:
+        raise RollCallError(
+            f"{joined.meeting.keeper} went after the roll call.",
+            f"{error}.",
+            "See what it says.",
+            (0,),
+        ) from None

@@ -3,18 +3,22 @@
 import os
 import signal
 import socket
+import struct
 import sys
 import threading
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable  # noqa: TC003 - annotations are read
+from contextlib import AbstractContextManager, suppress
 from types import FrameType
+from typing import Self
 
-__all__ = ["Sigterm", "Terminated", "leaving_on_sigterm"]
+__all__ = ["Sigterm", "Terminated"]
 
-# How long a session may take to leave at most, where a library holds its thread.
-_LEAVE_SECONDS = 5.0
+# How long a library may hold the main thread, on which Python's handlers run.
+_HELD_SECONDS = 5.0
 _CODE = 128 + signal.SIGTERM
+_STOP = b"\0"
+# A sender's process, user and group, as the kernel tells them. Source: unix(7).
+_PEER = struct.Struct("3i")
 
 
 class Terminated(SystemExit):
@@ -29,80 +33,144 @@ class Terminated(SystemExit):
         return "SIGTERM"
 
 
-@dataclass
-class Sigterm:
-    """The session's answer to SIGTERM.
+class Sigterm(AbstractContextManager["Sigterm"]):
+    """The answer to SIGTERM inside a block: Terminated is raised there.
+
+    Python's handlers run between two steps of Python. Where the main thread stands in a
+    library meanwhile, waiting for a rank that will not answer, a thread ends the
+    process after some seconds. A handler of the user's, set before or inside the block,
+    is left to do its work, and so is what the user does about Terminated.
 
     Attributes:
-        seconds: How long the session may take to leave.
-        last_words: Called where the session cannot leave by itself, before the process
-            is ended all the same.
+        seconds: How long a library may hold the main thread, five seconds at most.
+        last_words: Called before the process is ended where one does.
+        leaving: Set by the session once Terminated has come to it.
     """
 
-    seconds: float
-    last_words: Callable[[], None] = lambda: None
-    left: threading.Event = field(default_factory=threading.Event)
+    def __init__(self, seconds: float) -> None:
+        """Take how long a library may hold the main thread, at most."""
+        self.seconds = min(seconds, _HELD_SECONDS)
+        self.last_words: Callable[[], None] = lambda: None
+        self.leaving = threading.Event()
+        self._raised = threading.Event()
+        self._left = threading.Event()
+        self._watch: _Watch | None = None
 
+    def __enter__(self) -> Self:
+        """Take the signal, unless the user has a handler for it."""
+        if (
+            threading.current_thread() is threading.main_thread()
+            and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        ):
+            self._watch = _Watch(self)
+        return self
 
-@contextmanager
-def leaving_on_sigterm(seconds: float) -> Generator[Sigterm, None, None]:
-    """Raise Terminated on SIGTERM inside the block, unless the user handles it.
+    def __exit__(self, *_: object) -> None:
+        """Leave nothing behind."""
+        for event in (self._left, self._raised, self.leaving):
+            event.set()
+        if self._watch is not None:
+            self._watch.stop()
+            self._watch = None
+        # It refers to the session.
+        self.last_words = lambda: None
 
-    A handler of Python's runs between two steps of Python. Where the main thread stands
-    in a library meanwhile, waiting for a rank that will not answer, a thread ends the
-    process after so many seconds, five at most.
-    """
-    answer = Sigterm(min(seconds, _LEAVE_SECONDS))
-    in_main = threading.current_thread() is threading.main_thread()
-    if not in_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield answer
-        return
-
-    def leave(_number: int, _frame: FrameType | None) -> None:
+    def handle(self, _number: int, _frame: FrameType | None) -> None:
+        """Be Python's handler of the signal."""
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the next one ends it at once
+        self._raised.set()
         raise Terminated
 
-    signal.signal(signal.SIGTERM, leave)
-    try:
-        with _watched(answer):
-            yield answer
-    finally:
-        if signal.getsignal(signal.SIGTERM) is leave:
+    @property
+    def is_over(self) -> bool:
+        """Whether the block was left."""
+        return self._left.is_set()
+
+    def is_held(self) -> bool:
+        """Tell, after a SIGTERM, whether a library holds the main thread too long."""
+        if not self._raised.wait(self.seconds):
+            return signal.getsignal(signal.SIGTERM) == self.handle
+        self.leaving.wait()
+        return not self._left.wait(self.seconds)
+
+
+class _Watch:
+    """A handler of SIGTERM, and a thread that hears it while the main one is away."""
+
+    def __init__(self, answer: Sigterm) -> None:
+        self._answer = answer
+        _watches.append(self)
+        self._near, self._far = socket.socketpair()
+        self._far.settimeout(0)
+        if option := getattr(socket, "SO_PASSCRED", None):
+            self._near.setsockopt(socket.SOL_SOCKET, option, 1)
+        self._thread = threading.Thread(
+            target=self._run, name="gpumap: SIGTERM", daemon=True
+        )
+        signal.signal(signal.SIGTERM, answer.handle)
+        before = signal.set_wakeup_fd(self._far.fileno(), warn_on_full_buffer=False)
+        if before == -1:
+            self._thread.start()
+        else:  # asyncio's, which must go on hearing of signals
+            signal.set_wakeup_fd(before)
+
+    def stop(self) -> None:
+        """Leave nothing behind."""
+        _watches.remove(self)
+        self.forget()
+        if self._thread.is_alive():
+            with suppress(BlockingIOError):  # what fills it wakes the thread as well
+                self._far.send(_STOP)
+            self._thread.join()
+        self._near.close()
+        self._far.close()
+
+    def forget(self) -> None:
+        """Take back what is this watch's, and only that: the user may have others."""
+        if signal.getsignal(signal.SIGTERM) == self._answer.handle:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        current = signal.set_wakeup_fd(-1)
+        if current not in (-1, self._far.fileno()):
+            signal.set_wakeup_fd(current)
+
+    def forget_in_a_child(self) -> None:
+        """Leave the parent's watch, whose thread does not run here, to the parent."""
+        self.forget()
+        self._near.close()
+        self._far.close()
+
+    def _run(self) -> None:
+        answer = self._answer
+        while True:
+            heard, sender, *_ = self._near.recvmsg(1, socket.CMSG_SPACE(_PEER.size))
+            if answer.is_over:
+                return
+            if heard[0] == signal.SIGTERM and _is_own(sender) and answer.is_held():
+                answer.last_words()
+                sys.stderr.write(
+                    f"gpumap: pid {os.getpid()} ends on SIGTERM; its session did not "
+                    f"leave within {answer.seconds:g} s, because a library did not "
+                    "return.\n"
+                )
+                sys.stderr.flush()
+                os._exit(_CODE)
 
 
-@contextmanager
-def _watched(answer: Sigterm) -> Generator[None, None, None]:
-    """Let a thread hear of signals, also while the main one is away."""
-    near, far = socket.socketpair()
-    far.settimeout(0)
-    before = signal.set_wakeup_fd(far.fileno(), warn_on_full_buffer=False)
-    thread = threading.Thread(
-        target=_watch, args=(near, answer), name="gpumap: SIGTERM", daemon=True
-    )
-    if before != -1:  # asyncio's, which must go on hearing of signals
-        signal.set_wakeup_fd(before)
-    else:
-        thread.start()
-    try:
-        yield
-    finally:
-        answer.left.set()
-        if before == -1:
-            signal.set_wakeup_fd(-1)
-        far.close()
-        if before == -1:
-            thread.join()
-        near.close()
+def _is_own(sender: list[tuple[int, int, bytes]]) -> bool:
+    """Tell whether a signal came to this process, and not to a forked child of it.
+
+    A child that was forked without Python's knowledge writes to the same socket.
+    """
+    return all(_PEER.unpack(peer)[0] == os.getpid() for *_, peer in sender)
 
 
-def _watch(near: socket.socket, answer: Sigterm) -> None:
-    while heard := near.recv(1):
-        if heard[0] == signal.SIGTERM and not answer.left.wait(answer.seconds):
-            answer.last_words()
-            sys.stderr.write(
-                f"gpumap: pid {os.getpid()} ends on SIGTERM; its session did not leave "
-                f"within {answer.seconds:g} s, because a library did not return.\n"
-            )
-            sys.stderr.flush()
-            os._exit(_CODE)
+_watches: list[_Watch] = []
+
+
+def _forget_in_a_child() -> None:
+    for watch in _watches:
+        watch.forget_in_a_child()
+    _watches.clear()
+
+
+os.register_at_fork(after_in_child=_forget_in_a_child)

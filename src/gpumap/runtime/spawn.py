@@ -7,19 +7,23 @@ import pickle
 import sys
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 
 from gpumap.detect.launchers import detect_launch
 from gpumap.detect.rehearsal import REHEARSAL, rehearsed_node
 from gpumap.errors import DeviceError, SessionError
 from gpumap.mapping.choice import GPUS
 from gpumap.mapping.refs import DeviceRef
-from gpumap.runtime.preparation import seconds_of
-from gpumap.runtime.spawned import Returned, dumps, work
-from gpumap.runtime.supervision import Rank, end_all, raise_from, watch
+from gpumap.runtime.fresh import Parent, named
+from gpumap.runtime.pickling import dumps, loads
+from gpumap.runtime.preparation import start_seconds
+from gpumap.runtime.spawned import Returned, work
+from gpumap.runtime.supervision import Rank, end_all, first_failed, raise_from, watch
 from gpumap.runtime.tcp import store_on_loopback
+from gpumap.runtime.telling import described
 
 __all__ = ["spawn"]
 
@@ -64,7 +68,7 @@ def spawn(
             it was and what its traceback was. The other ranks are ended.
     """
     _refuse_while_importing()
-    seconds = seconds_of("start_timeout", start_timeout)
+    seconds = start_seconds("start_timeout", start_timeout, os.environ)
     count = _count(gpus, nprocs)
     payload, pickler = _packed((function, args, kwargs))
     context = multiprocessing.get_context("forkserver")
@@ -75,24 +79,41 @@ def spawn(
         for rank in range(count):
             channel, far = context.Pipe(duplex=False)
             environ = _environment(rank, count, port, gpus)
+            parent = Parent.now(environ, _threads(count))
             process = context.Process(
                 target=work,
-                args=(far, environ, payload, _threads(count), pickler),
-                name=f"gpumap rank {rank}",
+                args=(far, parent, payload, pickler),
+                name=named(f"gpumap rank {rank}", parent),
             )
+            # The rank's own start method is what it is without a spawn around it.
+            process._start_method = None  # type: ignore[assignment]  # noqa: SLF001 - multiprocessing has no public way
             ranks.append(Rank(rank, process, channel))
             process.start()
             far.close()
         failed = watch(ranks, seconds)
         if failed:
-            raise_from(min(failed, key=lambda r: r.follows), store, seconds)
-        return [pickle.loads(_value(rank)) for rank in ranks]  # noqa: S301 - from our own pipes
+            raise_from(_first(failed, store), store)
+        return [_returned(rank) for rank in ranks]
     finally:
         end_all(ranks, seconds)
 
 
-def _value(rank: Rank) -> bytes:
-    return rank.message.value if isinstance(rank.message, Returned) else b""
+def _first(failed: Sequence[Rank], store: dist.Store) -> Rank:
+    """Return the rank that failed first: as the ranks know it, else by time."""
+    known = first_failed(store)
+    return next((rank for rank in failed if rank.rank in known), failed[0])
+
+
+def _returned(rank: Rank) -> Any:  # noqa: ANN401 - whatever the function returned
+    value = rank.message.value if isinstance(rank.message, Returned) else b""
+    try:
+        return loads(value)
+    except Exception as error:
+        raise SessionError(
+            f"what rank {rank.rank} returned cannot be loaded here.",
+            f"{described(error)}.",
+            "Return numbers, texts, CPU tensors, or write it to a file.",
+        ) from error
 
 
 def _refuse_while_importing() -> None:
@@ -172,19 +193,18 @@ def _packed(call: tuple[object, ...]) -> tuple[bytes, str]:
     main = sys.modules["__main__"]
     importable = getattr(main, "__file__", None) or getattr(main, "__spec__", None)
     at_prompt = not importable and getattr(call[0], "__module__", "") == "__main__"
-    if importlib.util.find_spec("cloudpickle") is not None and not importable:
-        return dumps(call, "cloudpickle"), "cloudpickle"
+    picklers = ["cloudpickle"] * (importlib.util.find_spec("cloudpickle") is not None)
+    if importable or not (at_prompt or picklers):
+        picklers.insert(0, "pickle")
     error: Exception = pickle.PicklingError("it is defined at a prompt")
-    if not at_prompt:
+    for pickler in picklers:
         try:
-            return dumps(call, "pickle"), "pickle"
+            return dumps(call, pickler), pickler
         except Exception as failure:  # noqa: BLE001 - whatever a user's object does
             error = failure
-    if importlib.util.find_spec("cloudpickle") is not None:
-        return dumps(call, "cloudpickle"), "cloudpickle"
     raise SessionError(
         "the function or its arguments cannot be sent to another process.",
-        f"{type(error).__name__}: {error}.",
+        f"{described(error)}.",
         "Define them at the top level of a module, or install cloudpickle: "
         "pip install gpumap-torch[notebook].",
     ) from error

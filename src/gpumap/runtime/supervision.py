@@ -1,8 +1,7 @@
 """The parent's side of spawn: hears what the ranks say, and ends all of them."""
 
 import contextlib
-import pickle
-import signal
+import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,12 +12,16 @@ from typing import NoReturn
 import torch.distributed as dist
 
 from gpumap.errors import GpumapError, SessionError
-from gpumap.runtime.board import Board, StoreLostError
+from gpumap.runtime.board import Board, TorchKeys
+from gpumap.runtime.client import StoreLostError
+from gpumap.runtime.journal import Journal
+from gpumap.runtime.members import Member
+from gpumap.runtime.pickling import loads
 from gpumap.runtime.rendezvous import session_prefix
-from gpumap.runtime.rollcall import Member
-from gpumap.runtime.spawned import Raised, Returned
+from gpumap.runtime.spawned import Raised, Raising, Returned
+from gpumap.runtime.telling import note, signal_name
 
-__all__ = ["Rank", "end_all", "raise_from", "watch"]
+__all__ = ["Rank", "end_all", "first_failed", "raise_from", "watch"]
 
 # How long the other ranks may take to fail by themselves, then to leave when told to.
 _GRACE_SECONDS, _LEAVE_SECONDS = 3.0, 5.0
@@ -30,11 +33,13 @@ class Rank:
 
     Attributes:
         rank: Its rank.
-        process: It.
-        channel: Where it says what came of it.
+        process: The child.
+        channel: The pipe on which it sends Started, then Returned or Raised.
         started: Whether it has loaded the function.
-        message: What came of it.
-        closed: Whether it will say no more.
+        message: The last of these; None while the function runs.
+        raising: What it raises, in words, before that is a message.
+        silent: Whether it has closed the pipe.
+        closed: Whether nothing is to come: its process has ended, or it raised.
     """
 
     rank: int
@@ -42,28 +47,30 @@ class Rank:
     channel: connection.Connection
     started: bool = False
     message: Returned | Raised | None = None
+    raising: Raising | None = None
+    silent: bool = False
     closed: bool = False
 
     def listen(self) -> None:
         """Take what the process says; its end first, so that no last word is lost."""
         gone = not self.process.is_alive()
-        with contextlib.suppress(EOFError, OSError):
+        try:
             while self.channel.poll():
                 said = self.channel.recv()
                 self.started = True
-                self.message = said if isinstance(said, Returned | Raised) else None
-        # Without a message its exit code is what it says.
-        self.closed = gone or self.message is not None
+                if isinstance(said, Returned | Raised):
+                    self.message = said
+                elif isinstance(said, Raising):
+                    self.raising = said
+        except (EOFError, OSError):
+            self.silent = True
+        self.closed = gone or isinstance(self.message, Raised)
 
     @property
     def failed(self) -> bool:
-        """Whether it ended, and other than by returning."""
-        return self.closed and not isinstance(self.message, Returned)
-
-    @property
-    def follows(self) -> bool:
-        """Whether it failed because another rank had."""
-        return isinstance(self.message, Raised) and self.message.follows
+        """Whether it ended, and other than by returning and an exit code of 0."""
+        well = isinstance(self.message, Returned) and self.process.exitcode == 0
+        return self.closed and not well
 
 
 def watch(ranks: Sequence[Rank], seconds: float) -> list[Rank]:
@@ -79,7 +86,7 @@ def watch(ranks: Sequence[Rank], seconds: float) -> list[Rank]:
     while waiting := [rank for rank in ranks if not rank.closed]:
         limited = failed or not all(rank.started for rank in ranks)
         left = max(deadline - time.monotonic(), 0.0) if limited else None
-        channels = [rank.channel for rank in waiting]
+        channels = [rank.channel for rank in waiting if not rank.silent]
         sentinels = [rank.process.sentinel for rank in waiting]
         ready = connection.wait([*channels, *sentinels], left)
         for rank in waiting:
@@ -95,20 +102,48 @@ def watch(ranks: Sequence[Rank], seconds: float) -> list[Rank]:
     return failed
 
 
-def raise_from(rank: Rank, store: dist.Store, seconds: float) -> NoReturn:
+def first_failed(store: dist.Store) -> tuple[int, ...]:
+    """Return which ranks failed first in their last session, as they know it."""
+    keys = TorchKeys(store)
+    ranks: tuple[int, ...] = ()
+    with contextlib.suppress(StoreLostError, GpumapError):
+        for number in itertools.count(1):
+            board = Board(keys, session_prefix(number))
+            if not board.has("terms"):
+                break
+            outcome = Journal(board).find("outcome")
+            if outcome is not None:
+                ranks = outcome.fault.ranks if outcome.fault else ()
+    return ranks
+
+
+def raise_from(rank: Rank, store: dist.Store) -> NoReturn:
     """Raise what a rank raised, or what its exit code tells."""
-    who = _named(rank, store, seconds)
+    who = _named(rank, store)
     said, code = rank.message, rank.process.exitcode
     if isinstance(said, Raised):
-        error = pickle.loads(said.error) if said.error else None  # noqa: S301 - from our own pipe
+        error = _loaded(said)
         if not isinstance(error, Exception):
             error = SessionError(f"{who} ended with {said.described}.")
-        error.add_note(f"gpumap: {who} raised it; exit code {said.code}. There:")
-        error.add_note(said.traceback.rstrip())
+        note(error, f"gpumap: {who} raised it; exit code {said.code}. There:")
+        note(error, said.traceback.rstrip())
         raise error
+    if rank.raising is not None:
+        raise SessionError(
+            f"{who} ended with {rank.raising.described}.",
+            f"{rank.raising.traceback.rstrip()}",
+            f"To send that error here ended the process, with exit code {code}.",
+        )
+    if isinstance(said, Returned):
+        ended = f"exit code {code}" if (code or 0) >= 0 else signal_name(-(code or 0))
+        raise SessionError(
+            f"{who} returned, and then ended with {ended}.",
+            "A thread of its own, a function of atexit's or a library ended it.",
+            "See what it printed last.",
+        )
     if code is not None and code < 0:
         raise SessionError(
-            f"{who} was killed by {signal.Signals(-code).name}.",
+            f"{who} was killed by {signal_name(-code)}.",
             "It said nothing before.",
             "SIGKILL is mostly the system's, out of memory: see the kernel's log. "
             "SIGSEGV and SIGABRT come from a library.",
@@ -125,6 +160,14 @@ def raise_from(rank: Rank, store: dist.Store, seconds: float) -> NoReturn:
         "os._exit() or a library ended it.",
         "See what it printed last.",
     )
+
+
+def _loaded(said: Raised) -> BaseException | None:
+    """Return the error itself; None where it cannot be loaded in this process."""
+    with contextlib.suppress(Exception):
+        error = None if said.error is None else loads(said.error)
+        return error if isinstance(error, BaseException) else None
+    return None
 
 
 def end_all(ranks: Sequence[Rank], seconds: float) -> None:
@@ -149,15 +192,13 @@ def end_all(ranks: Sequence[Rank], seconds: float) -> None:
             rank.channel.close()
 
 
-def _named(rank: Rank, store: dist.Store, seconds: float) -> str:
+def _named(rank: Rank, store: dist.Store) -> str:
     """Return a rank with its process and, once it answered the roll, its device."""
-    board = Board(dist.PrefixStore(session_prefix(1), store), min(seconds, 1.0))
-    try:
+    board = Board(TorchKeys(store), session_prefix(1))
+    with contextlib.suppress(StoreLostError, GpumapError):
         if board.has(f"rank/{rank.rank}"):
-            member = board.wait(f"rank/{rank.rank}", Member, 1.0)
-            return f"{member}, on {member.device}," if member else f"rank {rank.rank}"
-    except (StoreLostError, GpumapError):
-        pass
+            member = board.read(f"rank/{rank.rank}", Member)
+            return f"{member}, on {member.device},"
     return f"rank {rank.rank} (pid {rank.process.pid})"
 
 

@@ -1,23 +1,24 @@
 """Listening at one address only, and finding who listens there."""
 
 import errno
+import logging
 import socket
 import time
-from contextlib import suppress
-from datetime import timedelta
-from functools import partial
 
 import torch.distributed as dist
 
 from gpumap.errors import LaunchError, RollCallError, SessionError
 from gpumap.mapping.launch import Launch
-from gpumap.runtime.board import StoreLostError, bounded
+from gpumap.runtime.client import Client, StoreLostError
+from gpumap.runtime.telling import Reminder
 
 __all__ = ["LOOPBACK", "connect", "foreign", "listen", "store_on_loopback"]
 
 LOOPBACK = {"localhost": "127.0.0.1", "127.0.0.1": "127.0.0.1", "::1": "::1"}
-# A store answers a greeting at once; torch takes up to twice the time to give up.
-_GREETING_SECONDS = 3.0
+log = logging.getLogger("gpumap")
+
+# A store answers a greeting at once, if its process is not stopped.
+_GREETING_SECONDS = 6.0
 _GREETINGS = 2
 # A cluster's name service can lag behind the pods that it names.
 _NAME_SECONDS = 30.0
@@ -72,81 +73,39 @@ def store_on_loopback() -> tuple[dist.TCPStore, int]:
     return store, port
 
 
-def connect(host: str, port: int, seconds: float) -> dist.Store:
+def connect(host: str, port: int, seconds: float, *, tells: bool = False) -> Client:
     """Connect to rank 0's store as soon as it is there.
 
     A port that is open can close again before the store has answered, when another job
     ends; then this waits on for rank 0. One that stays open and silent is foreign.
+    tells says whether to log that rank 0 is awaited.
     """
-    began = time.monotonic()
-    deadline = began + seconds
-    refused, patience = 0, _GREETING_SECONDS
+    reminder = Reminder()
+    deadline = reminder.began + seconds
+    refused, pause = 0, 0.01
     while True:
-        _wait_until_open(host, port, began, deadline)
         left = deadline - time.monotonic()
         try:
-            store = bounded(
-                partial(_client, host, port, patience),
-                max(min(left, 2 * patience), 1.0),
-                "connect",
-            )
-        except (StoreLostError, dist.DistError):
+            return Client(host, port, max(min(left, _GREETING_SECONDS), 0.1))
+        except StoreLostError:
             refused += 1
-            left = deadline - time.monotonic()
             if refused == _GREETINGS or left < 0:
                 raise foreign(host, port) from None
-            patience = _GREETING_SECONDS + 2 * _seconds_to_name(host, port, left)
-            continue
-        store.set_timeout(timedelta(seconds=seconds))
-        return store
-
-
-def _client(host: str, port: int, patience: float) -> dist.TCPStore:
-    return dist.TCPStore(
-        host,
-        port,
-        is_master=False,
-        wait_for_workers=False,
-        timeout=timedelta(seconds=patience),
-    )
-
-
-def _seconds_to_name(host: str, port: int, most: float) -> float:
-    """Return how long the address's name takes to look up, which torch does first.
-
-    Where no name server answers that is longer than a store's greeting may take.
-    """
-    began = time.monotonic()
-    with suppress(OSError, StoreLostError):
-        bounded(partial(_name, host, port), most, "look up a name")
-    return time.monotonic() - began
-
-
-def _name(host: str, port: int) -> tuple[str, str]:
-    address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4]
-    if ":" not in str(address[0]):
-        # As torch asks for it; the files of names, which know 127.0.0.1, do not help.
-        address = (f"::ffff:{address[0]}", port)
-    return socket.getnameinfo(address, 0)
-
-
-def _wait_until_open(host: str, port: int, began: float, deadline: float) -> None:
-    pause = 0.01
-    while True:
-        left = deadline - time.monotonic()
-        try:
-            socket.create_connection((host, port), timeout=max(left, 0.1)).close()
         except OSError as error:
-            waited = time.monotonic() - began
+            waited = time.monotonic() - reminder.began
             unknown = isinstance(error, socket.gaierror)
             if unknown and (waited > _NAME_SECONDS or left <= pause):
                 raise _not_found(host, error) from None
             if left <= pause:
                 raise _no_rank_0(host, port, waited, error) from None
-            time.sleep(pause)
-            pause = min(2 * pause, 0.25)
-        else:
-            return
+            if tells and reminder.due():
+                log.warning(
+                    "rank 0 has not opened its store at %s:%d yet (%s); "
+                    "waiting for %.0f s more",
+                    *(host, port, error.strerror or error, left),
+                )
+        time.sleep(pause)
+        pause = min(2 * pause, 0.25)
 
 
 def _no_rank_0(host: str, port: int, waited: float, error: OSError) -> RollCallError:

@@ -1,9 +1,10 @@
 """What this host's kernel tells of another rank's process."""
 
+import os
 from functools import cache
 from pathlib import Path
 
-__all__ = ["is_gone", "is_halted", "pid_space", "state_of"]
+__all__ = ["end_of", "is_gone", "is_halted", "pid_space", "state_of"]
 
 _GONE = "its process is gone"
 _STATES = {
@@ -43,6 +44,19 @@ def is_gone(pid: int, space: str | None) -> bool:
 def is_halted(pid: int, space: str | None) -> bool:
     """Tell whether a process has ended, or is stopped and will not answer."""
     return state_of(pid, space) in _STATES.values()
+
+
+def end_of(pid: int, space: str | None) -> int | None:
+    """Return a file descriptor that can be read once a process has ended.
+
+    None where it cannot be seen from here; it may have ended already.
+    """
+    if space is None or space != pid_space() or not hasattr(os, "pidfd_open"):
+        return None
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
+        return None
 
 
 def _letter(pid: int) -> str:

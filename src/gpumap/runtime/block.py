@@ -1,0 +1,217 @@
+"""A session's block: entered once, and left once, at the latest when Python ends."""
+
+import atexit
+import logging
+import multiprocessing
+import multiprocessing.util
+import os
+import sys
+import traceback
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager
+from functools import wraps
+from types import TracebackType
+from typing import ParamSpec, TypeVar
+
+import torch.distributed as dist
+
+from gpumap.errors import SessionError
+from gpumap.runtime.forks import outlive
+from gpumap.runtime.telling import notes_of
+
+__all__ = ["Block", "at_exit"]
+
+T = TypeVar("T")
+P = ParamSpec("P")
+R = TypeVar("R")
+
+log = logging.getLogger("gpumap")
+
+
+class Block(AbstractContextManager[T]):
+    """What session() and ddp_session() return: for `with`, or above a function.
+
+    Where it is entered and never left, by an ExitStack that is not closed for instance,
+    it is left when the script ends, with the error that ended the script.
+    """
+
+    def __init__(self, life: Callable[[], Generator[T, None, None]]) -> None:
+        """Take what makes a session, and yields once, while it is open."""
+        self._life = life
+        self._run: _Run | None = None
+
+    def __enter__(self) -> T:
+        """Open the session.
+
+        Raises:
+            SessionError: A session is open already, or this one was.
+        """
+        if self._run is not None:
+            raise SessionError(
+                "this session was entered before.",
+                "Each call of session() or ddp_session() makes one session.",
+                "Call it again for another.",
+            )
+        life = self._life()
+        _begin(run := _Run(life))
+        self._run = run
+        try:
+            value = next(life)
+        except BaseException:
+            _state.run = None
+            raise
+        run.is_open = True
+        return value
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        """Close the session."""
+        if self._run is not None:
+            self._run.leave(error)
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        """Return a function that runs in a session of its own at each call."""
+
+        @wraps(function)
+        def inside(*args: P.args, **kwargs: P.kwargs) -> R:
+            with Block(self._life):
+                return function(*args, **kwargs)
+
+        return inside
+
+    def __del__(self) -> None:
+        """Say so where an open session is let go of; it stays open."""
+        if self._run is not None and self._run.is_open:
+            log.warning(
+                "nothing refers to an open session any more; it stays open until the "
+                "script ends. Write `with gpumap.session(…):`, or keep what session() "
+                "returned and call its __exit__."
+            )
+
+
+class _Run:
+    """A session that was entered."""
+
+    def __init__(self, life: Generator[object, None, None]) -> None:
+        self._life = life
+        self._error_before = _last_error()
+        self.is_open = False
+
+    def leave(self, error: BaseException | None) -> None:
+        """Leave it, once."""
+        if not self.is_open:
+            return
+        self.is_open = False
+        traceback = None if error is None else error.__traceback__
+        try:
+            if error is None:
+                next(self._life, None)
+            else:
+                self._life.throw(error)
+        except BaseException as failure:
+            # A StopIteration leaves a generator as another error's cause (PEP 479).
+            stops = isinstance(error, StopIteration) and failure.__cause__ is error
+            if error is None or not (failure is error or stops):
+                raise
+            # contextlib sets this as an attribute, which a frozen dataclass refuses.
+            error.with_traceback(traceback)
+        finally:
+            _state.run = None
+
+    def error(self) -> BaseException | None:
+        """Return what ends the script, where that is an error."""
+        error = sys.exc_info()[1] or _last_error()
+        return None if error is self._error_before else error
+
+
+class _State:
+    """What is open in this process."""
+
+    run: _Run | None = None
+    forked_from: int | None = None
+
+
+_state = _State()
+_at_exit: list[Callable[[], object]] = []
+
+
+def at_exit(call: Callable[[], object]) -> None:
+    """Have something done when Python ends, after an open session was left."""
+    _at_exit.append(call)
+
+
+def _begin(run: _Run) -> None:
+    if _state.forked_from is not None and dist.is_initialized():
+        raise SessionError(
+            f"this process was forked inside a session, of pid {_state.forked_from}.",
+            "What belongs to that session cannot be used here.",
+            'Start the process by the method "spawn", or before the session.',
+        )
+    if _state.run is not None:
+        raise SessionError(
+            "a session is already open in this process.",
+            "Sessions do not nest: a process has one device and one default group.",
+            "Leave it first; gpumap.current() returns it.",
+        )
+    _state.run = run
+    if multiprocessing.parent_process() is not None:
+        # Such a process ends without Python's own exit functions.
+        multiprocessing.util.Finalize(None, _leave, exitpriority=100)
+
+
+def _last_error() -> BaseException | None:
+    """Return the last error that nobody caught; none at a prompt, which goes on."""
+    if hasattr(sys, "ps1"):
+        return None
+    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    return error if isinstance(error, BaseException) else None
+
+
+def _leave() -> None:
+    """Leave what is open, since Python ends."""
+    run = _state.run
+    try:
+        if run is not None:
+            _leave_with(run, run.error())
+    finally:
+        for call in _at_exit:
+            call()
+        _at_exit.clear()
+
+
+def _leave_with(run: _Run, error: BaseException | None) -> None:
+    """Leave a session; print what is new, since the error itself was printed before."""
+    told = 0 if error is None else len(notes_of(error))
+    try:
+        run.leave(error)
+    except BaseException as failure:  # noqa: BLE001 - there is nobody to raise it to
+        traceback.print_exception(failure)
+        # The last of what multiprocessing does at exit, which is nearly all of it.
+        multiprocessing.util.Finalize(None, _end, (1,), exitpriority=-1000)
+    for text in [] if error is None else notes_of(error)[told:]:
+        sys.stderr.write(f"{text}\n")
+
+
+def _end(code: int) -> None:
+    """End the process with another code than the script's, which had done its part."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _forget_in_a_child() -> None:
+    """Leave an open session to the parent, whatever the child does."""
+    if _state.run is not None:
+        outlive(_state.run)
+        _state.run.is_open = False
+        _state.run, _state.forked_from = None, os.getppid()
+    _at_exit.clear()
+
+
+atexit.register(_leave)
+os.register_at_fork(after_in_child=_forget_in_a_child)

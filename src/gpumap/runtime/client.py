@@ -1,0 +1,221 @@
+"""A client of torch's TCPStore that signals reach and that never waits without end.
+
+torch's own client waits in C++: no signal interrupts it, a time-out prints warnings,
+and a thread that stands in it while Python ends aborts the process. This one speaks to
+the same server, on a connection of its own.
+
+Source: torch/csrc/distributed/c10d/TCPStoreBackend.hpp and TCPStore.cpp. Later versions
+of torch only added requests, behind these.
+"""
+
+import os
+import select
+import socket
+import struct
+import time
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
+from weakref import WeakSet
+
+__all__ = ["Client", "StoreLostError", "open_files", "readable"]
+
+# The numbers of torch's requests.
+_VALIDATE, _SET, _COMPARE_SET, _GET, _ADD, _CHECK, _WAIT = range(7)
+_CANCEL_WAIT, _PING = 12, 13
+_MAGIC = 0x3C85F7CE
+_YES, _CANCELLED = b"\0", b"\1"
+# More than any value that gpumap writes.
+_MOST_BYTES = 4 * 2**20
+# A firewall forgets a connection on which nothing is said for some minutes.
+_KEEP_ALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 6}
+
+
+class StoreLostError(Exception):
+    """The store does not answer: who hosts it has gone, or stands still."""
+
+
+class Client:
+    """A connection to a TCPStore, for one thread.
+
+    Where a request is interrupted, by a signal for instance, the connection is closed,
+    since the answer is still on its way; the next request opens another.
+
+    Attributes:
+        seconds: How long the server may take for each answer.
+    """
+
+    def __init__(self, host: str, port: int, seconds: float) -> None:
+        """Connect, and see who is there.
+
+        Raises:
+            OSError: Nobody listens there.
+            StoreLostError: Who listens does not answer as a TCPStore does.
+        """
+        self._address = (host, port)
+        self.seconds = seconds
+        self._pid = os.getpid()
+        self._socket: socket.socket | None = None
+        _clients.add(self)
+        self._connect()
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def fileno(self) -> int:
+        """Return the connection's file descriptor; -1 where there is none."""
+        return -1 if self._socket is None else self._socket.fileno()
+
+    def set(self, key: str, value: bytes) -> None:
+        """Write a key."""
+        # A write is not answered; the ping behind it shows that it was taken.
+        with self._request(_SET, _key(key), _text(value), _ping()):
+            self._check_ping()
+
+    def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
+        """Write a key that holds what is expected; return what it holds now."""
+        with self._request(_COMPARE_SET, _key(key), _text(expected), _text(desired)):
+            return self._read_text()
+
+    def get(self, key: str) -> bytes:
+        """Return what a key holds that is known to be written."""
+        with self._request(_GET, _key(key)):
+            return self._read_text()
+
+    def add(self, key: str, by: int) -> int:
+        """Add to a counter; return its new value."""
+        with self._request(_ADD, _key(key), struct.pack("=q", by)):
+            return int(struct.unpack("=q", self._read(8))[0])
+
+    def check(self, key: str) -> bool:
+        """Tell whether a key was written."""
+        with self._request(_CHECK, struct.pack("=Q", 1), _key(key)):
+            return self._read(1) == _YES
+
+    def wait(self, key: str, seconds: float | None, others: Iterable[int] = ()) -> bool:
+        """Return True as soon as a key is written.
+
+        False once the seconds have passed (None: they never do), or once one of the
+        other file descriptors can be read. Meanwhile the server is asked nothing.
+        """
+        with self._request(_WAIT, struct.pack("=Q", 1), _key(key)):
+            if self.fileno() in readable([self.fileno(), *others], seconds):
+                return self._read(1) == _YES
+            self._send(bytes([_CANCEL_WAIT]))
+            came = self._read(1) == _YES
+            # Where it came while it was being cancelled, both are answered.
+            return came and self._read(1) == _CANCELLED
+
+    @contextmanager
+    def _request(self, number: int, *fields: bytes) -> Generator[None, None, None]:
+        try:
+            if self._socket is None:
+                self._connect()
+            self._send(bytes([number]) + b"".join(fields))
+            yield
+        except OSError as error:
+            self.close()
+            raise self._lost(error) from None
+        except BaseException:
+            self.close()
+            raise
+
+    def _connect(self) -> None:
+        if os.getpid() != self._pid:
+            message = "this process was forked from the one that was connected"
+            raise ConnectionError(message)
+        self._socket = socket.create_connection(self._address, self.seconds)
+        try:
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for name, value in _KEEP_ALIVE.items():
+                if option := getattr(socket, name, None):
+                    self._socket.setsockopt(socket.IPPROTO_TCP, option, value)
+            self._send(struct.pack("=BI", _VALIDATE, _MAGIC) + _ping())
+            self._check_ping()
+        except OSError as error:
+            self.close()
+            raise self._lost(error) from None
+        except BaseException:
+            self.close()
+            raise
+
+    def _send(self, data: bytes) -> None:
+        assert self._socket is not None  # noqa: S101 - for the type checkers
+        self._socket.settimeout(self.seconds)
+        self._socket.sendall(data)
+
+    def _read(self, count: int) -> bytes:
+        assert self._socket is not None  # noqa: S101 - for the type checkers
+        deadline = time.monotonic() + self.seconds
+        data = b""
+        while len(data) < count:
+            self._socket.settimeout(max(deadline - time.monotonic(), 0.001))
+            more = self._socket.recv(count - len(data))
+            if not more:
+                message = "the connection was closed"
+                raise ConnectionError(message)
+            data += more
+        return data
+
+    def _read_text(self) -> bytes:
+        length = struct.unpack("=Q", self._read(8))[0]
+        if length > _MOST_BYTES:
+            message = f"a value of {length} bytes"
+            raise ConnectionError(message)
+        return self._read(length)
+
+    def _check_ping(self) -> None:
+        if (said := self._read(4)) != _ping()[1:]:
+            message = f"{said!r} is no answer of a TCPStore"
+            raise ConnectionError(message)
+
+    def _lost(self, error: OSError) -> StoreLostError:
+        host, port = self._address
+        what = error.strerror or str(error)
+        if isinstance(error, TimeoutError):
+            what = f"no answer within {self.seconds:.1f} s"
+        return StoreLostError(f"{host}:{port}: {what}")
+
+
+def readable(files: Sequence[int], seconds: float | None) -> set[int]:
+    """Return which of some file descriptors can be read, once one can or time is up."""
+    poll = select.poll()
+    for file in files:
+        poll.register(file, select.POLLIN)
+    return {
+        file
+        for file, _ in poll.poll(None if seconds is None else max(seconds, 0) * 1000)
+    }
+
+
+def _key(key: str) -> bytes:
+    """Return a key as torch's client writes it."""
+    return _text(b"/" + key.encode())
+
+
+def _text(value: bytes) -> bytes:
+    return struct.pack("=Q", len(value)) + value
+
+
+def _ping() -> bytes:
+    return struct.pack("=BI", _PING, os.getpid())
+
+
+_clients: WeakSet[Client] = WeakSet()
+
+
+def open_files() -> set[int]:
+    """Return the file descriptors of all clients of this process."""
+    return {client.fileno() for client in list(_clients)}
+
+
+def _close_all() -> None:
+    """Close a parent's connections in a child; they stay open in the parent."""
+    for client in list(_clients):
+        client.close()
+
+
+os.register_at_fork(after_in_child=_close_all)

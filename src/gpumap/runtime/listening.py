@@ -1,0 +1,218 @@
+"""A rank hears, while its body runs, what becomes of the others."""
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Protocol
+from weakref import WeakSet
+
+from gpumap.errors import GpumapError
+from gpumap.runtime.board import Board
+from gpumap.runtime.client import StoreLostError, readable
+from gpumap.runtime.failures import Answer, Fault, gone, uneven
+from gpumap.runtime.journal import Entry, Journal, key_of
+from gpumap.runtime.members import Member
+from gpumap.runtime.telling import first_line
+from gpumap.runtime.witness import end_of
+
+__all__ = ["Listener"]
+
+log = logging.getLogger("gpumap")
+
+# How often a rank looks at its own collectives, once another has come to its end; and
+# how many looks in a row must find that it stands in one that cannot finish.
+_LOOK_SECONDS, _LOOKS = 0.5, 2
+_STOP_SECONDS = 1.0
+# How often a connection that breaks is opened again.
+_MOST_CONNECTIONS = 3
+
+
+class Watched(Protocol):
+    """The process group, as far as a listener needs it."""
+
+    def doing(self) -> Answer:
+        """Return what this rank is doing."""
+        ...
+
+    def begun(self) -> int:
+        """Return a number that grows with each collective; it costs nothing to ask."""
+        ...
+
+    def release(self) -> None:
+        """Let the main thread out of a collective that cannot finish."""
+        ...
+
+
+class Listener:
+    """A thread that waits at the store, and for the end of the neighbours' processes.
+
+    While nothing happens it asks the store for nothing. It answers for this rank also
+    while the main thread is in a library.
+
+    Attributes:
+        lost: Why the store does not answer, once it does not.
+        at_end: Whether this rank has come to its end.
+        has_failed: Whether it leaves with an error, and needs no help to do so.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], Board],
+        me: Member,
+        world_size: int,
+        neighbours: Iterable[Member],
+        group: Watched,
+    ) -> None:
+        """Begin to listen, on a connection of its own.
+
+        Raises:
+            StoreLostError: The store does not answer.
+        """
+        self._connect = connect
+        self._board = connect()
+        self._me = me
+        self._world_size = world_size
+        self._group = group
+        self._entries: dict[str, Entry] = {}
+        self._news = threading.Condition()
+        self._next = 1
+        self._looks = 0
+        self._begun = -1
+        self._stopping = False
+        self.at_end = False
+        self.has_failed = False
+        self.lost: StoreLostError | None = None
+        self._wake, self._waker = os.pipe()
+        os.set_blocking(self._waker, False)
+        self._neighbours = {
+            file: n
+            for n in neighbours
+            if n != me and (file := end_of(n.pid, n.pid_space)) is not None
+        }
+        self._thread = threading.Thread(
+            target=self._run, name="gpumap: listener", daemon=True
+        )
+        _listeners.add(self)
+        self._thread.start()
+
+    def wait_for(self, kind: str, seconds: float) -> Entry | None:
+        """Return the entry of a kind; None once time is up, or the store is lost."""
+        with self._news:
+            self._news.wait_for(lambda: kind in self._entries or self.lost, seconds)
+            return self._entries.get(kind)
+
+    def wake(self) -> None:
+        """Look at what this rank is doing now."""
+        with suppress(OSError):
+            os.write(self._waker, b"\0")
+
+    def stop(self) -> None:
+        """End the thread and its connection."""
+        self._stopping = True
+        self.wake()
+        self._thread.join(_STOP_SECONDS)
+        self._thread.join(_LOOK_SECONDS)
+        self.close()
+
+    def close(self) -> None:
+        """Close the descriptors; in a child that was forked, the parent's stay open."""
+        _listeners.discard(self)
+        for file in (self._wake, self._waker, *self._neighbours):
+            with suppress(OSError):
+                os.close(file)
+        self._neighbours = {}
+        self._wake = self._waker = -1
+        self._board.close()
+
+    def _run(self) -> None:
+        lost = StoreLostError()
+        for _ in range(_MOST_CONNECTIONS):
+            try:
+                while not self._stopping:
+                    self._listen_once()
+            except (StoreLostError, GpumapError, OSError) as error:
+                lost = StoreLostError(first_line(error))
+            if self._stopping:
+                return
+            try:
+                self._board = self._connect()
+            except StoreLostError:
+                break
+        with self._news:
+            self.lost = lost
+            self._news.notify_all()
+
+    def _listen_once(self) -> None:
+        looks = "end" in self._entries and "outcome" not in self._entries
+        others = [self._wake, *self._neighbours]
+        seconds = _LOOK_SECONDS if looks else None
+        if self._board.comes(key_of(self._next), seconds, others):
+            entry = self._board.read(key_of(self._next), Entry)
+            self._next += 1
+            self._hear(entry)
+            return
+        for file in readable(others, 0):
+            if file == self._wake:
+                os.read(self._wake, 4096)
+            elif neighbour := self._neighbours.pop(file, None):
+                os.close(file)
+                self._hear_end_of(neighbour)
+        if looks and self.at_end:
+            self._say_how_far()
+        elif looks:
+            self._look_how_far()
+
+    def _hear(self, entry: Entry) -> None:
+        with self._news:
+            self._entries[entry.kind] = entry
+            self._news.notify_all()
+        if entry.kind == "inquiry":
+            self._board.write(f"answer/{self._me.rank}", self._group.doing())
+            if self._board.count("answers") == self._world_size:
+                self._board.write("answered", self._me)
+        if entry.kind == "outcome":
+            if self._board.count("heard") == self._world_size:
+                self._board.write("all heard", self._me)
+            if entry.fault is not None and not self.has_failed:
+                log.error("the session ends: %s.", entry.fault.text)
+                self._group.release()
+
+    def _hear_end_of(self, neighbour: Member) -> None:
+        """Tell all that a process has ended which had not come to its end."""
+        if "outcome" not in self._entries and not self._board.has(
+            f"ended/{neighbour.rank}"
+        ):
+            self._tell(gone(neighbour))
+
+    def _say_how_far(self) -> None:
+        """Keep what others read of this rank true; a thread of the user's may go on."""
+        if self._begun != (begun := self._group.begun()):
+            self._begun = begun
+            self._board.write(f"ended/{self._me.rank}", self._group.doing())
+
+    def _look_how_far(self) -> None:
+        """Tell all where this rank stands in what an ended one will never join."""
+        first = self._entries["end"].member
+        mine = self._group.doing()
+        theirs = self._board.read(f"ended/{first.rank}", Answer)
+        stuck = mine.stands_in is not None and mine.number > (theirs.made or 0)
+        self._looks = self._looks + 1 if stuck else 0
+        if self._looks == _LOOKS:
+            self._tell(uneven(first, theirs, self._me, mine))
+
+    def _tell(self, fault: Fault) -> None:
+        Journal(self._board).append(Entry(kind="outcome", member=self._me, fault=fault))
+
+
+_listeners: WeakSet[Listener] = WeakSet()
+
+
+def _close_all() -> None:
+    """Close a parent's descriptors in a child, where no thread listens."""
+    for listener in list(_listeners):
+        listener.close()
+
+
+os.register_at_fork(after_in_child=_close_all)

@@ -1,0 +1,82 @@
+"""Who the ranks are, and what all of them must have in common."""
+
+from collections.abc import Mapping, Sequence
+
+from pydantic import Field
+
+from gpumap.mapping.values import Value
+
+__all__ = ["Member", "Signed", "Stranger", "Terms", "named"]
+
+
+class Member(Value):
+    """Who claims a rank and a device.
+
+    Attributes:
+        rank: The rank claimed.
+        hostname: The node's name.
+        pid: The process id there.
+        device: The device's name, for people.
+        identity: What tells this device from all others; None where ranks may share.
+        hint: What this rank would change if its device turned out to be taken.
+        pid_space: Where the process id counts.
+    """
+
+    rank: int
+    hostname: str
+    pid: int
+    device: str
+    identity: str | None = None
+    hint: str = ""
+    pid_space: str | None = None
+
+    def __str__(self) -> str:
+        """Return rank, host and process."""
+        return f"rank {self.rank} (pid {self.pid} on {self.hostname})"
+
+
+class Terms(Value):
+    """What all ranks must have in common.
+
+    Attributes:
+        world_size: Number of ranks.
+        backend: The process group's backend.
+        strategy: The strategy's name.
+        ddp: DistributedDataParallel's own options, in words.
+        model: The digest of the model; "" in a session without one.
+    """
+
+    world_size: int
+    backend: str
+    strategy: str
+    ddp: Mapping[str, str] = Field(default_factory=dict)
+    model: str = ""
+
+    def in_words(self) -> dict[str, str]:
+        """Return all of it that can be said in a word, by name."""
+        return {
+            "world_size": str(self.world_size),
+            "backend": repr(self.backend),
+            "strategy": repr(self.strategy),
+            "session": "ddp_session()" if self.model else "session()",
+            **self.ddp,
+        }
+
+
+class Signed(Value):
+    """The terms of one rank."""
+
+    member: Member
+    terms: Terms
+
+
+class Stranger(Value):
+    """A process that came for a rank, and left because it looked like another job's."""
+
+    seen: str
+
+
+def named(ranks: Sequence[int], count: int) -> str:
+    """Return so many ranks in words, by the numbers of the first of them."""
+    more = f" and {count - len(ranks)} more" if count > len(ranks) else ""
+    return f"rank{'' if count == 1 else 's'} {', '.join(map(str, ranks))}{more}"

@@ -1,0 +1,75 @@
+"""Errors in words for others: short, printable, and never an error themselves."""
+
+import signal
+import time
+from contextlib import suppress
+from typing import Any
+
+__all__ = ["Reminder", "described", "first_line", "note", "notes_of", "signal_name"]
+
+_MOST_CHARACTERS = 1000
+
+
+def described(error: BaseException) -> str:
+    """Return an error as one short text that can be written to a store.
+
+    A user's error may hold file names that are no Unicode, or fail at being printed.
+    """
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - whatever the user's __str__ raises
+        text = "(its text cannot be printed)"
+    named = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return named[:_MOST_CHARACTERS].encode(errors="backslashreplace").decode()
+
+
+def first_line(error: BaseException) -> str:
+    """Return what torch says first; what follows is the C++ stack."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def note(error: BaseException, text: str) -> None:
+    """Add a note to an error, also to a frozen dataclass, which takes none.
+
+    Where that fails too, the note is left out: the error itself matters more.
+    """
+    with suppress(Exception):
+        error.add_note(text)
+        return
+    with suppress(Exception):
+        vars(error)["__notes__"] = [*notes_of(error), text]
+
+
+def notes_of(error: BaseException) -> list[str]:
+    """Return an error's notes, whatever its user has made of them."""
+    with suppress(Exception):
+        notes: Any = getattr(error, "__notes__", [])
+        return list(map(str, notes if hasattr(notes, "append") else [notes]))
+    return []
+
+
+def signal_name(number: int) -> str:
+    """Return a signal's name, a real-time one's too."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"SIGRTMIN+{number - signal.SIGRTMIN}"
+
+
+class Reminder:
+    """Tells when it is time to say again that something is awaited.
+
+    After five seconds, and then three times as long after each time.
+    """
+
+    def __init__(self) -> None:
+        """Begin to wait."""
+        self.began = time.monotonic()
+        self._next = 5.0
+
+    def due(self) -> bool:
+        """Tell whether to say it now."""
+        if time.monotonic() - self.began < self._next:
+            return False
+        self._next *= 3
+        return True

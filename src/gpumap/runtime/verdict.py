@@ -1,0 +1,159 @@
+"""What the roll call can end with, in words: go, or one error for all ranks."""
+
+import os
+import socket
+from collections.abc import Sequence
+
+from gpumap.errors import GpumapError, RollCallError
+from gpumap.mapping.values import Value
+from gpumap.runtime.members import Member, Signed, Stranger, Terms, named
+from gpumap.runtime.telling import described
+from gpumap.runtime.witness import state_of
+
+__all__ = [
+    "Verdict",
+    "cannot_start",
+    "claimed_twice",
+    "disagreement",
+    "gone",
+    "missing",
+    "models_differ",
+    "one_device",
+    "took_too_long",
+]
+
+# So that three texts fit into one value.
+_MOST_CHARACTERS = 2000
+
+
+class Verdict(Value):
+    """The answer for all ranks; go when there is no error.
+
+    Attributes:
+        happened: What is wrong.
+        seen: What shows it.
+        hint: What to change.
+        ranks: Which ranks it is about.
+        absent: How many ranks will not come to hear it.
+    """
+
+    happened: str = ""
+    seen: str = ""
+    hint: str = ""
+    ranks: tuple[int, ...] = ()
+    absent: int = 0
+
+    @property
+    def error(self) -> RollCallError | None:
+        """The error that every rank raises."""
+        if not self.happened:
+            return None
+        return RollCallError(self.happened, self.seen, self.hint, self.ranks)
+
+
+def claimed_twice(holder: Member, me: Member) -> Verdict:
+    """Say that two processes claim one rank."""
+    return Verdict(
+        happened=f"rank {me.rank} is claimed twice: by pid {holder.pid} on "
+        f"{holder.hostname} and by pid {me.pid} on {me.hostname}.",
+        seen=f"{holder.device} and {me.device}.",
+        hint="Start each rank once: look for a launcher inside a launcher "
+        "(mp.spawn under srun or torchrun), a script started twice, or two jobs "
+        "with one MASTER_PORT.",
+        ranks=(me.rank,),
+    )
+
+
+def one_device(holder: Member, me: Member) -> Verdict:
+    """Say that two ranks claim one device."""
+    pair = tuple(sorted((holder.rank, me.rank)))
+    return Verdict(
+        happened=f"rank {pair[0]} and rank {pair[1]} are both on one device, "
+        f"{me.identity}.",
+        seen=f"{holder} calls it {holder.device}; {me} calls it {me.device}.",
+        hint=me.hint,
+        ranks=pair,
+    )
+
+
+def disagreement(first: Signed, me: Member, terms: Terms) -> Verdict:
+    """Say what two ranks have otherwise than each other, their models left out."""
+    theirs, mine = first.terms.in_words(), terms.in_words()
+    name = next(n for n in (*mine, *theirs) if mine.get(n) != theirs.get(n))
+    values = [values.get(name, "not given") for values in (theirs, mine)]
+    return Verdict(
+        happened=f"the ranks disagree on {name}: {first.member} has {values[0]}, {me} "
+        f"has {values[1]}.",
+        hint=f"Give every rank the same {name}.",
+        ranks=(first.member.rank, me.rank),
+    )
+
+
+def models_differ(first: Member, me: Member, parts: tuple[str, str]) -> Verdict:
+    """Say what the models of two ranks have otherwise than each other."""
+    return Verdict(
+        happened=f"the ranks' models differ: {first} has {parts[0]}, {me} has "
+        f"{parts[1]}.",
+        hint="Build the same model on every rank, from the same arguments.",
+        ranks=(first.rank, me.rank),
+    )
+
+
+def cannot_start(rank: int, error: BaseException) -> Verdict:
+    """Say that a rank, this process's, has an error of its own."""
+    happened, seen, hint = described(error), "", ""
+    if isinstance(error, GpumapError):
+        happened, seen, hint = error.happened, error.seen, error.hint
+    return Verdict(
+        happened=f"rank {rank} (pid {os.getpid()} on {socket.gethostname()}) "
+        f"cannot start: {_short(happened)}",
+        seen=_short(seen),
+        hint=_short(hint),
+        ranks=(rank,),
+    )
+
+
+def gone(member: Member) -> Verdict:
+    """Say that a rank came, and ended or was stopped before all had come."""
+    return Verdict(
+        happened=f"{member}, on {member.device}, did not stay for the roll call: "
+        f"{state_of(member.pid, member.pid_space)}.",
+        hint="It failed, or did not wait as long as the others: see what it said last.",
+        ranks=(member.rank,),
+        absent=1,
+    )
+
+
+def missing(
+    ranks: Sequence[int],
+    count: int,
+    world_size: int,
+    seconds: float,
+    stranger: Stranger | None,
+) -> Verdict:
+    """Say that so many ranks, these first, did not come in time."""
+    return Verdict(
+        happened=f"{named(ranks, count)} of {world_size} did not come within "
+        f"{seconds:g} s.",
+        seen=f"{world_size - count} of {world_size} ranks are there."
+        + (f" One came and left as another job's. {stranger.seen}" if stranger else ""),
+        hint="If it is of this job after all, set GPUMAP_JOB_ID alike on all ranks."
+        if stranger
+        else "See whether these processes were started, and what they say. "
+        "start_timeout=… gives slow ones more time.",
+        ranks=tuple(ranks),
+        absent=count,
+    )
+
+
+def took_too_long(world_size: int, seconds: float) -> Verdict:
+    """Say that no verdict was written in time."""
+    return Verdict(
+        happened=f"the roll call of {world_size} ranks took more than {seconds:g} s.",
+        hint="See what the other ranks say.",
+        absent=world_size - 1,
+    )
+
+
+def _short(text: str) -> str:
+    return text[:_MOST_CHARACTERS].encode(errors="backslashreplace").decode()
