@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from environments import clean_environment, rank_environment
 from warm import Script
@@ -40,12 +40,13 @@ def start(
     *,
     delay: float = 0.0,
     cold: bool = False,
+    script: Path = WORKER,
 ) -> Process:
-    """Start one process that runs a case of worker.py.
+    """Start one process that runs a case of a script, its further words behind it.
 
     A cold one is a Python of its own, whose first environment and parent are its own.
     """
-    command = [str(WORKER), case]
+    command = [str(script), *case.split()]
     environ = {**clean_environment(), "DELAY": str(delay), **environ}
     if not cold:
         return Script(command, environ)
@@ -88,6 +89,7 @@ def run(
     delays: Mapping[int, float] | None = None,
     limit: float = LIMIT,
     cold: bool = False,
+    script: Path = WORKER,
 ) -> list[Ended]:
     """Run a case in every rank of a job: `every` is set for all, `each` by rank."""
     port = port or free_port()
@@ -101,7 +103,16 @@ def run(
             },
             delay=(delays or {}).get(rank, 0.0),
             cold=cold,
+            script=script,
         )
         for rank in (range(world_size) if ranks is None else ranks)
     ]
     return finish(processes, limit)
+
+
+ENDINGS = Path(__file__).with_name("endings.py")
+
+
+def endings(case: str, world_size: int = 2, **options: Any) -> list[Ended]:
+    """Run a case of endings.py in every rank of a job."""
+    return run(case, world_size, script=ENDINGS, **options)

@@ -1,14 +1,22 @@
 """What the processes that spawn() starts do in its tests."""
 
+import atexit
+import dataclasses
+import multiprocessing
+import multiprocessing.util
 import os
+import random
 import signal
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from torch.utils.data import DataLoader
 
 import gpumap
 
@@ -73,6 +81,8 @@ def fail(how: str) -> None:
         raise KeyboardInterrupt
     if how in ("kill", "alone"):
         os.kill(os.getpid(), signal.SIGKILL)
+    if how == "real-time":
+        os.kill(os.getpid(), signal.SIGRTMIN + 3)
 
 
 def without_a_session(rank_that_fails: int) -> None:
@@ -98,3 +108,140 @@ def sleeps(folder: str) -> None:
     """Say that this process is there, and sleep."""
     Path(folder, os.environ["RANK"]).write_text(str(os.getpid()))
     time.sleep(60)
+
+
+def draws() -> tuple[float, float, float]:
+    """Return what a process that seeds nothing draws."""
+    return torch.rand(1).item(), random.random(), float(np.random.rand())  # noqa: NPY002, S311
+
+
+def surroundings(variable: str) -> dict[str, Any]:
+    """Return what a process takes over from its parent."""
+    umask = os.umask(0)
+    os.umask(umask)
+    os.write(1, b"written to the standard output\n")
+    return {
+        "variable": os.environ.get(variable),
+        "threads": torch.get_num_threads(),
+        "folder": str(Path.cwd()),
+        "temporary": tempfile.gettempdir(),
+        "umask": umask,
+        "cpus": os.sched_getaffinity(0),
+        "method": multiprocessing.get_start_method(),
+    }
+
+
+def loads(method: str | None) -> list[int]:
+    """Load batches by workers, from a data set that cannot be pickled."""
+    data = [torch.tensor([n]) for n in range(600)]
+    with gpumap.session(start_timeout=30, timeout=30):
+        loader: Any = DataLoader(
+            data,  # type: ignore[arg-type]
+            100,
+            num_workers=1,
+            collate_fn=lambda batch: sum(batch, torch.zeros(1)),
+            multiprocessing_context=method,
+        )
+        return [int(batch) for batch in loader]
+
+
+def write(path: str, delay: float = 0.1) -> None:
+    """Write a file, a little later."""
+    time.sleep(delay)
+    Path(path).write_text("saved")
+
+
+def leaves_work(folder: str) -> str:
+    """Return, and leave something to a thread, to atexit and to multiprocessing."""
+    rank = os.environ["RANK"]
+    threading.Thread(target=write, args=(f"{folder}/thread{rank}", 6.0)).start()
+    atexit.register(write, f"{folder}/atexit{rank}")
+    multiprocessing.util.Finalize(
+        None, write, args=(f"{folder}/final{rank}",), exitpriority=1
+    )
+    return "returned"
+
+
+def exits_after(how: str) -> str:
+    """Return, and end with another exit code than 0."""
+    if os.environ["RANK"] == "1":
+        atexit.register(fail, how)
+    return "returned"
+
+
+class NoText(Exception):  # noqa: N818 - a user's own
+    """An exception whose text fails."""
+
+    def __str__(self) -> str:
+        """Fail."""
+        raise RuntimeError
+
+
+class OnlyThere(Exception):  # noqa: N818 - a user's own
+    """An exception that can be loaded in the process that raised it only."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Tell the process."""
+        return only_in, (os.getpid(),)
+
+
+def only_in(pid: int) -> OnlyThere:
+    """Return one in a certain process."""
+    if os.getpid() != pid:
+        raise RuntimeError("another process")
+    return OnlyThere("x")
+
+
+class Deadly(Exception):  # noqa: N818 - a user's own
+    """An exception that ends whoever loads it."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """End the process when loaded."""
+        return os._exit, (9,)
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen(Exception):  # noqa: N818 - a user's own
+    """An exception that takes no notes."""
+
+    code: int
+
+
+def raises(kind: str) -> None:
+    """Raise in rank 1, inside of a session."""
+    kinds: dict[str, BaseException] = {
+        "no text": NoText(),
+        "only there": OnlyThere("x"),
+        "deadly": Deadly("x"),
+        "frozen": Frozen(3),
+    }
+    with gpumap.session(start_timeout=30, timeout=30) as s:
+        if s.rank == 1:
+            raise kinds[kind]
+        torch.distributed.all_reduce(torch.ones(1))
+
+
+def one_after_the_other(in_session: bool) -> None:  # noqa: FBT001 - spawn passes it on
+    """Rank 0 fails first, with a text that says so of something else; rank 1 next."""
+    if in_session:
+        with gpumap.session(start_timeout=30, timeout=30) as s:
+            if s.rank == 0:
+                raise ValueError("the sanity check failed first")
+            torch.distributed.all_reduce(torch.ones(1))
+    if os.environ["RANK"] == "0":
+        raise ValueError("the sanity check failed first")
+    time.sleep(1)
+    raise OSError("disc full")
+
+
+class Unloadable:
+    """A result that cannot be loaded."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Fail when loaded."""
+        return int, ("no number",)
+
+
+def returns_what_cannot_be_loaded() -> object:
+    """Return it."""
+    return Unloadable()

@@ -2,11 +2,13 @@
 
 import importlib.util
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -102,6 +104,7 @@ def test_a_users_error_is_raised_with_its_type_rank_and_traceback() -> None:
         ("_exit", "ended with exit code 7 and returned nothing."),
         ("kill", "was killed by SIGKILL."),
         ("alone", "was killed by SIGKILL."),
+        ("real-time", "was killed by SIGRTMIN+3."),
     ],
 )
 def test_what_is_no_ordinary_error_is_told_with_rank_and_device(
@@ -224,6 +227,153 @@ def test_functions_of_a_script_are_found_by_its_processes(tmp_path: Path) -> Non
         """,
     )
     assert done.stdout == "[2, 2]\n", done.stderr
+
+
+def test_each_process_draws_numbers_of_its_own() -> None:
+    """As fresh processes do, though all are forked from one, in whichever spawn."""
+    drawn = gpumap.spawn(spawnjobs.draws, nprocs=2) + gpumap.spawn(
+        spawnjobs.draws, nprocs=2
+    )
+    for numbers in zip(*drawn, strict=True):
+        assert len(set(numbers)) == 4
+
+
+def test_a_seed_of_the_script_keeps_its_meaning(tmp_path: Path) -> None:
+    """torch.manual_seed(0) at its top level: torch's first number is then 0.4963."""
+    done = run_script(
+        tmp_path,
+        """
+        import torch, gpumap
+        torch.manual_seed(0)
+
+        def train():
+            return round(torch.rand(1).item(), 4)
+
+        if __name__ == "__main__":
+            print(gpumap.spawn(train, nprocs=2), gpumap.spawn(train, nprocs=1))
+        """,
+    )
+    assert done.stdout == "[0.4963, 0.4963] [0.4963]\n", done.stderr
+
+
+def test_the_script_reads_the_environment_of_now(tmp_path: Path) -> None:
+    """At its top level as well, in a second spawn from the same server."""
+    done = run_script(
+        tmp_path,
+        """
+        import os, gpumap
+        RATE = os.environ.get("RATE")
+
+        def train():
+            return RATE
+
+        if __name__ == "__main__":
+            for rate in ("0.1", "0.2"):
+                os.environ["RATE"] = rate
+                print(gpumap.spawn(train, nprocs=2))
+        """,
+    )
+    assert done.stdout == "['0.1', '0.1']\n['0.2', '0.2']\n", done.stderr
+
+
+def test_a_process_takes_over_what_its_parent_has_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever the server that it is forked from was started with."""
+    gpumap.spawn(spawnjobs.draws, nprocs=1)
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv("GPUMAP_TEST", "now")
+    monkeypatch.chdir(tmp_path)
+    cpus = os.sched_getaffinity(0)
+    umask = os.umask(0o077)
+    os.sched_setaffinity(0, {min(cpus)})
+    try:
+        [found] = gpumap.spawn(spawnjobs.surroundings, "GPUMAP_TEST", nprocs=1)
+    finally:
+        os.umask(umask)
+        os.sched_setaffinity(0, cpus)
+    assert found == {
+        "variable": "now",
+        "threads": 3,
+        "folder": str(tmp_path),
+        "temporary": str(tmp_path),
+        "umask": 0o077,
+        "cpus": {min(cpus)},
+        "method": multiprocessing.get_start_method(),
+    }
+    assert capfd.readouterr().out == "written to the standard output\n"
+
+
+@pytest.mark.parametrize("method", [None, "fork"])
+def test_data_loaders_work_as_under_torchrun(method: str | None) -> None:
+    """By the start method of any process: 600 tensors and a lambda need no pickling."""
+    sums = [sum(range(n, n + 100)) for n in range(0, 600, 100)]
+    assert gpumap.spawn(spawnjobs.loads, method, nprocs=2) == [sums, sums]
+
+
+def test_a_rank_ends_as_a_python_process_ends(tmp_path: Path) -> None:
+    """Threads, atexit and multiprocessing finish what the function left to them."""
+    left = gpumap.spawn(spawnjobs.leaves_work, str(tmp_path), nprocs=2)
+    assert left == ["returned", "returned"]
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {f"{w}{r}" for w in ("thread", "atexit", "final") for r in "01"}
+
+
+@pytest.mark.parametrize(
+    ("how", "said"), [("_exit", "exit code 7"), ("kill", "SIGKILL")]
+)
+def test_an_exit_code_after_the_function_returned_is_told(how: str, said: str) -> None:
+    """It would be the script's."""
+    with pytest.raises(gpumap.SessionError) as caught:
+        gpumap.spawn(spawnjobs.exits_after, how, nprocs=2)
+    assert caught.value.happened.startswith("rank 1 (pid ")
+    assert caught.value.happened.endswith(f"returned, and then ended with {said}.")
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("only there", "ended with OnlyThere: x."),
+        ("deadly", "ended with Deadly: x."),
+        ("frozen", "ended with Frozen: 3."),
+    ],
+)
+def test_an_error_that_cannot_be_loaded_arrives_in_words(kind: str, text: str) -> None:
+    """With its rank, its device and where it was raised."""
+    with pytest.raises(gpumap.SessionError) as caught:
+        gpumap.spawn(spawnjobs.raises, kind, nprocs=2)
+    told = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
+    assert caught.value.happened.startswith("rank 1 (pid ")
+    assert text in caught.value.happened
+    assert "on cpu" in caught.value.happened
+    assert "raise kinds[kind]" in told
+
+
+def test_an_error_without_a_text_arrives_itself() -> None:
+    """Its type is kept."""
+    with pytest.raises(spawnjobs.NoText) as caught:
+        gpumap.spawn(spawnjobs.raises, "no text", nprocs=2)
+    assert "rank 1 (pid" in caught.value.__notes__[-2]
+
+
+@pytest.mark.parametrize("in_session", [True, False])
+def test_who_failed_first_is_not_read_from_a_text(*, in_session: bool) -> None:
+    """Rank 0's error speaks of something else that failed first; it is raised."""
+    with pytest.raises(ValueError, match="the sanity check failed first"):
+        gpumap.spawn(spawnjobs.one_after_the_other, in_session, nprocs=2)
+
+
+def test_a_result_that_cannot_be_loaded_is_told() -> None:
+    """With the rank that returned it."""
+    with pytest.raises(gpumap.SessionError, match="what rank 0 returned cannot be"):
+        gpumap.spawn(spawnjobs.returns_what_cannot_be_loaded, nprocs=1)
+
+
+def test_an_argument_that_cannot_be_sent_is_told() -> None:
+    """Before anything starts."""
+    with pytest.raises(gpumap.SessionError, match="cannot be sent to another process"):
+        gpumap.spawn(print, threading.Lock(), nprocs=1)
 
 
 def test_a_script_that_imports_for_too_long_is_told(tmp_path: Path) -> None:

@@ -47,9 +47,11 @@ class Model(Value):
 
     Attributes:
         packed: The rows, or the first of very many.
+        count: How many rows there are.
     """
 
     packed: str
+    count: int
 
 
 def likeness_of(model: nn.Module, options: Mapping[str, object]) -> Likeness:
@@ -65,9 +67,10 @@ def likeness_of(model: nn.Module, options: Mapping[str, object]) -> Likeness:
 
 def model_of(rows: Sequence[str]) -> Model:
     """Return rows as a value for a store."""
-    while len(packed := _packed(rows)) > _MOST_PACKED:
-        rows = rows[: len(rows) // 2]
-    return Model(packed=packed)
+    told = rows
+    while len(packed := _packed(told)) > _MOST_PACKED:
+        told = told[: len(told) // 2]
+    return Model(packed=packed, count=len(rows))
 
 
 def difference(theirs: Model, rows: Sequence[str]) -> tuple[str, str]:
@@ -75,10 +78,13 @@ def difference(theirs: Model, rows: Sequence[str]) -> tuple[str, str]:
     unpacked = zlib.decompressobj().decompress(
         base64.b85decode(theirs.packed), _MOST_BYTES
     )
-    for one, other in zip_longest(unpacked.decode().splitlines(), rows, fillvalue=""):
+    told = unpacked.decode().splitlines()
+    for one, other in zip_longest(told, rows, fillvalue=""):
+        if not one and len(told) < theirs.count:
+            break
         if one.partition("\t")[0] != other.partition("\t")[0]:
             return _in_words(one), _in_words(other)
-    return "another model", "another model"
+    return f"something else after its first {len(told)} tensors", "none of it"
 
 
 def _rows_of(model: nn.Module, options: Mapping[str, object]) -> list[str]:

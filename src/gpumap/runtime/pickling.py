@@ -38,10 +38,9 @@ def dumps(value: object, pickler: str) -> bytes:
     OnCPU(file, pickle.DEFAULT_PROTOCOL).dump(value)
     if moved:
         log.warning(
-            "%d tensors on %s were sent to another process as copies on the CPU, since "
-            "each process that loads one would open a context there. Move them to "
+            "tensors on %s went to another process as copies on the CPU, since each "
+            "process that loads one would open a context there. Move them to "
             "gpumap.current().device where they are needed.",
-            len(moved),
             ", ".join(sorted(set(map(str, moved)))),
         )
     return file.getvalue()

@@ -5,6 +5,7 @@ import os
 import secrets
 import socket
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -15,7 +16,6 @@ from gpumap.mapping.launch import Launch
 from gpumap.runtime.board import Board, Keys, TorchKeys
 from gpumap.runtime.client import Client, StoreLostError, open_files
 from gpumap.runtime.connections import shut_down_to
-from gpumap.runtime.forks import outlive
 from gpumap.runtime.members import Stranger
 from gpumap.runtime.origin import Origin, difference, origin_of
 from gpumap.runtime.tcp import LOOPBACK, connect, foreign, listen
@@ -213,13 +213,11 @@ def _open(
             timeout=timedelta(seconds=max(seconds, _SLOW_NAME_SECONDS)),
             master_listen_fd=listener.detach(),
         )
-        keys = Client(host, port, min(seconds, _MOST_PATIENCE))
-        Board(keys, "gpumap").write("owner", origin)
-        keys.close()
+        with closing(Client(host, port, min(seconds, _MOST_PATIENCE))) as keys:
+            Board(keys, "gpumap").write("owner", origin)
         return _Opened(server, (host, port), "this process", server, rank_0s=True)
-    keys = connect(host, port, seconds, tells=tells)
-    owner = _owner(keys, origin, host, port, seconds)
-    keys.close()
+    with closing(connect(host, port, seconds, tells=tells)) as keys:
+        owner = _owner(keys, origin, host, port, seconds)
     keeper = f"{owner}, which hosts the store,"
     return _Opened(_torchs(host, port, seconds), (host, port), keeper, rank_0s=True)
 
@@ -259,11 +257,5 @@ def _owner(keys: Keys, mine: Origin, host: str, port: int, seconds: float) -> Or
     )
 
 
-def _forget_in_a_child() -> None:
-    """Make a forked child meet anew; its parent's stores must not end with it."""
-    for opened in _opened.values():
-        outlive(opened.store)
-    _opened.clear()
-
-
-os.register_at_fork(after_in_child=_forget_in_a_child)
+# A forked child meets anew, on connections of its own.
+os.register_at_fork(after_in_child=_opened.clear)

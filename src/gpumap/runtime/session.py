@@ -155,6 +155,10 @@ def life_of(
                 sigterm.leaving.set()
             try:
                 told = ending.fail(error)
+            except SystemExit:
+                # Python prints none of these, and so not what was on its way either.
+                log.exception("SIGTERM came while another error was being told")
+                raise
             finally:
                 group.abandon(error)
             ending.stay()

@@ -1,0 +1,245 @@
+"""SIGTERM inside a block, on every Python: nothing here imports torch."""
+
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+SETUP = """
+import asyncio, ctypes, multiprocessing, os, signal, sys, threading, time, warnings
+from gpumap.runtime.sigterm import Sigterm, Terminated
+
+warnings.simplefilter("ignore", DeprecationWarning)  # threads and forks
+
+
+def told():
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(0.2)
+
+
+def say(*words):
+    print(*words, flush=True)
+
+
+"""
+
+
+def run(body: str) -> tuple[int, str]:
+    """Return the exit code and the output of a script."""
+    done = subprocess.run(
+        [sys.executable, "-c", SETUP + textwrap.dedent(body)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=60,
+        check=False,
+        # A shell may have left it ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL),
+    )
+    return done.returncode, done.stdout
+
+
+def test_it_is_raised_and_the_exit_code_is_a_shells() -> None:
+    """Once; the next one ends the process at once."""
+    code, out = run(
+        """
+        with Sigterm(5):
+            try:
+                told()
+            finally:
+                say("cleaned up", signal.getsignal(signal.SIGTERM) is signal.SIG_DFL)
+        """
+    )
+    assert (code, out) == (143, "cleaned up True\n")
+
+
+FORKS = {
+    "multiprocessing": """
+        context = multiprocessing.get_context("fork")
+        child = context.Process(target=time.sleep, args=(60,))
+        child.start()
+        time.sleep(0.3)
+        child.terminate()
+        child.join()
+        say("child", child.exitcode)
+    """,
+    "pool": """
+        with multiprocessing.get_context("fork").Pool(2) as pool:
+            say(pool.map(abs, [-1, 1]))
+    """,
+    "fork": """
+        pid = os.fork()
+        if pid == 0:
+            told()
+            os._exit(0)
+        say("child", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    """,
+    "C": """
+        pid = ctypes.CDLL(None).fork()
+        if pid == 0:
+            try:
+                told()
+            finally:
+                os._exit(0)
+        say("child", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    """,
+}
+SAID = {
+    "multiprocessing": "child -15",
+    "pool": "[1, 1]",
+    "fork": "child -15",
+    "C": "child 0",
+}
+
+
+@pytest.mark.parametrize("how", FORKS)
+@pytest.mark.parametrize("loop", ["no loop", "asyncio imported"])
+def test_a_childs_signal_is_not_its_parents(how: str, loop: str) -> None:
+    """Also of a child whose fork Python, or asyncio as of 3.12, does not notice."""
+    body = textwrap.dedent(FORKS[how])
+    imported = "import asyncio" if loop != "no loop" else "sys.modules.pop('asyncio')"
+    code, out = run(
+        f"{imported}\nwith Sigterm(1):\n"
+        + textwrap.indent(body, "    ")
+        + "\n    time.sleep(2)\n    say('ended well')\n"
+    )
+    assert (code, out) == (0, f"{SAID[how]}\nended well\n")
+
+
+@pytest.mark.parametrize(
+    "set_handler",
+    [
+        "signal.signal(signal.SIGTERM, save); told()",
+        "asyncio.run(by_asyncio())",
+    ],
+)
+def test_a_handler_of_the_users_is_left_to_do_its_work(set_handler: str) -> None:
+    """It was set inside, and takes longer than a library may hold the thread."""
+    code, out = run(
+        f"""
+        def save(*_):
+            time.sleep(2)
+            say("saved")
+
+        async def by_asyncio():
+            saved = asyncio.Event()
+            loop = asyncio.get_running_loop()
+            loop.add_signal_handler(signal.SIGTERM, lambda: (save(), saved.set()))
+            os.kill(os.getpid(), signal.SIGTERM)
+            await saved.wait()
+
+        with Sigterm(1):
+            {set_handler}
+            say("went on")
+        """
+    )
+    assert (code, out) == (0, "saved\nwent on\n")
+
+
+def test_what_the_user_does_about_it_has_no_bound() -> None:
+    """Until it has come to the session; from then on a library is watched again."""
+    code, out = run(
+        """
+        with Sigterm(1) as answer:
+            try:
+                told()
+            finally:
+                time.sleep(2)
+                say("saved")
+        """
+    )
+    assert (code, out) == (143, "saved\n")
+
+
+HELD = """
+mutex = ctypes.create_string_buffer(64)
+libc = ctypes.CDLL(None)
+libc.pthread_mutex_init(mutex, None)
+libc.pthread_mutex_lock(mutex)
+"""
+
+
+@pytest.mark.parametrize("when", ["at once", "while leaving"])
+def test_a_library_that_holds_the_main_thread_is_waited_for_in_vain(when: str) -> None:
+    """No signal ends a wait for a mutex; its last words are said before the end."""
+    inside = "libc.pthread_mutex_lock(mutex)"
+    if when == "while leaving":
+        inside = """
+            try:
+                told()
+            finally:
+                answer.leaving.set()
+                libc.pthread_mutex_lock(mutex)
+        """
+    code, out = run(
+        HELD
+        + textwrap.dedent(
+            """
+            with Sigterm(1) as answer:
+                answer.last_words = lambda: say("last words")
+                threading.Timer(0.3, told).start()
+            """
+            if when == "at once"
+            else """
+            with Sigterm(1) as answer:
+                answer.last_words = lambda: say("last words")
+            """
+        )
+        + textwrap.indent(textwrap.dedent(inside).strip(), "    ")
+    )
+    assert code == 143
+    assert out.splitlines()[0] == "last words"
+    assert "did not leave within 1 s, because a library did not" in out
+
+
+def test_a_handler_set_before_stays_in_charge() -> None:
+    """Then nothing is installed at all."""
+    code, out = run(
+        """
+        signal.signal(signal.SIGTERM, lambda *_: say("mine"))
+        with Sigterm(1):
+            told()
+            say(signal.set_wakeup_fd(-1), threading.active_count())
+        """
+    )
+    assert (code, out) == (0, "mine\n-1 1\n")
+
+
+def test_nothing_is_left_and_nothing_of_others_is_taken() -> None:
+    """A wake-up descriptor that was set inside the block stays."""
+    code, out = run(
+        """
+        import socket
+        near, far = socket.socketpair()
+        far.setblocking(False)
+        for _ in range(3):
+            with Sigterm(1):
+                pass
+        default = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        say(default, threading.active_count())
+        with Sigterm(1):
+            signal.set_wakeup_fd(far.fileno())
+        say(signal.set_wakeup_fd(-1) == far.fileno())
+        """
+    )
+    assert (code, out) == (0, "True 1\nTrue\n")
+
+
+def test_many_signals_do_not_hold_the_end() -> None:
+    """They fill the socket on which the watch hears of its end."""
+    began = time.monotonic()
+    code, out = run(
+        """
+        with Sigterm(1):
+            signal.signal(signal.SIGALRM, lambda *_: None)
+            signal.setitimer(signal.ITIMER_REAL, 0.0001, 0.0001)
+            time.sleep(1)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        say("left")
+        """
+    )
+    assert (code, out) == (0, "left\n")
+    assert time.monotonic() - began < 30
