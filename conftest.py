@@ -2,10 +2,17 @@
 
 from pathlib import Path
 
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
+# A busy machine draws examples slowly, and nothing is wrong with that.
+settings.register_profile(
+    "unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("unhurried")
 # pytest --hypothesis-profile=thorough
-settings.register_profile("thorough", max_examples=100_000, deadline=None)
+settings.register_profile(
+    "thorough", settings.get_profile("unhurried"), max_examples=100_000
+)
 
 try:
     from sybil import Sybil

@@ -133,7 +133,8 @@ def test_a_cut_link_ends_both_sides_with_the_other_ranks_name(hosts: Hosts) -> N
     assert [process.returncode for process in ranks] == [1, 1], outs
     assert took < 20, outs
     assert re.search(
-        r"gpumap: rank 1 \(pid \d+ on hostb\), on cpu, was not heard of: ", outs[0]
+        r"SessionError: rank 1 \(pid \d+ on hostb\), on cpu, was not heard of: ",
+        outs[0],
     )
     assert "gpumap: raised on rank 1 (pid" in outs[1]
     assert re.search(

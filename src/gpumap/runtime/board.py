@@ -1,9 +1,8 @@
 """What ranks tell each other over a store: short JSON, and no wait without end."""
 
 import time
-from collections.abc import Callable, Generator, Iterable
-from contextlib import contextmanager
-from typing import Protocol, Self, TypeVar
+from collections.abc import Callable, Iterable
+from typing import Protocol, TypeVar
 
 import torch.distributed as dist
 
@@ -106,15 +105,6 @@ class Board:
     def close(self) -> None:
         """End the connection to the store."""
         self._keys.close()
-
-    @contextmanager
-    def closing_on_error(self) -> Generator[Self, None, None]:
-        """End the connection where the block fails."""
-        try:
-            yield self
-        except BaseException:
-            self.close()
-            raise
 
     def claim(self, key: str, value: V) -> V:
         """Write a key that nobody has written yet; return who holds it now."""

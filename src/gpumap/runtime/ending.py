@@ -25,6 +25,7 @@ from gpumap.runtime.joining import Joined
 from gpumap.runtime.journal import Entry, Journal
 from gpumap.runtime.listening import Listener
 from gpumap.runtime.members import Member
+from gpumap.runtime.preparation import Asked
 from gpumap.runtime.telling import Reminder, described, note
 from gpumap.runtime.witness import is_gone, is_halted
 
@@ -79,25 +80,22 @@ class Ending:
     is closed; or by fail(), at any time before.
     """
 
-    def __init__(
-        self, joined: Joined, world_size: int, group: ProcessGroup, patience: float
-    ) -> None:
+    def __init__(self, joined: Joined, asked: Asked, group: ProcessGroup) -> None:
         """Listen to the others from now on.
-
-        patience is how many seconds they may take to come to the end after this rank.
 
         Raises:
             StoreLostError: The store does not answer.
         """
+        world_size = joined.prepared.placement.launch.world_size
         self._meeting = joined.meeting
-        self._board = joined.board
+        self._board = joined.meeting.board(asked.group_seconds)
         self._me = joined.me
         self._host = joined.host
         self._neighbours = joined.neighbours
         self._world_size = world_size
         self._group = group
-        self._patience = patience
-        self._journal = Journal(joined.board)
+        self._end_seconds = asked.end_seconds
+        self._journal = Journal(self._board)
         self._told: SessionError | None = None
         self._listener = Listener(
             lambda: joined.meeting.board(_ANSWER_SECONDS),
@@ -215,7 +213,7 @@ class Ending:
     def _outcome(self) -> Entry:
         """Return how the session ended, once all know."""
         reminder = Reminder()
-        deadline = reminder.began + self._patience
+        deadline = reminder.began + self._end_seconds
         while (left := deadline - time.monotonic()) > 0:
             entry = self._listener.wait_for("outcome", min(left, _LOOK_SECONDS))
             if entry is not None:
@@ -233,7 +231,7 @@ class Ending:
         self._ask_all()
         answers = [self._answer_of(member.rank) for member in awaited]
         fault = missing_at_end(
-            list(zip(awaited, answers, strict=True)), self._me, self._patience
+            list(zip(awaited, answers, strict=True)), self._me, self._end_seconds
         )
         return self._journal.append(Entry(kind="outcome", member=self._me, fault=fault))
 

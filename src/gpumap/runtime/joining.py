@@ -35,7 +35,6 @@ class Joined:
     Attributes:
         prepared: Its own part.
         meeting: The session's part of the store.
-        board: A connection to it.
         me: How it introduced itself.
         host: The other rank that hosts the store, if one does.
         neighbours: The other ranks of this node, as far as they are known.
@@ -43,7 +42,6 @@ class Joined:
 
     prepared: Prepared
     meeting: Meeting
-    board: Board
     me: Member
     host: Member | None
     neighbours: Sequence[Member]
@@ -65,7 +63,7 @@ def join(
     meeting = _meet(launch, asked.start_seconds, asked, adopted=adopted)
     me = _member(prepared)
     try:
-        with meeting.board(asked.start_seconds).closing_on_error() as board:
+        with closing(meeting.board(asked.start_seconds)) as board:
             host = _call_the_roll(asked, prepared, meeting, board, me, likeness)
             ranks = neighbours_of(launch)[:_MOST_NEIGHBOURS]
             neighbours = [board.read(f"rank/{rank}", Member) for rank in ranks]
@@ -77,7 +75,7 @@ def join(
             (0,),
         ) from None
     others = [member for member in neighbours if member != me]
-    return Joined(prepared, meeting, board, me, None if host == me else host, others)
+    return Joined(prepared, meeting, me, None if host == me else host, others)
 
 
 def neighbours_of(launch: Launch) -> Sequence[int]:

@@ -8,6 +8,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed.constants import default_pg_timeout
 
 from gpumap.detect.hardware import detect_node
 from gpumap.detect.launchers import detect_launch
@@ -117,6 +118,11 @@ class Asked:
         if self.timeout is None:
             return None
         return timedelta(seconds=seconds_of("timeout", self.timeout))
+
+    @property
+    def group_seconds(self) -> float:
+        """The same in seconds."""
+        return (self.group_timeout or default_pg_timeout).total_seconds()
 
 
 @dataclass(frozen=True)

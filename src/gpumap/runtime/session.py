@@ -200,11 +200,10 @@ def _log_start(prepared: Prepared) -> None:
 
 
 def _ending(asked: Asked, joined: Joined, group: ProcessGroup) -> Ending | Alone:
-    world_size = joined.prepared.placement.launch.world_size
-    if world_size == 1:
+    if joined.prepared.placement.launch.world_size == 1:
         return Alone(joined.me)
     try:
-        return Ending(joined, world_size, group, asked.end_seconds)
+        return Ending(joined, asked, group)
     except StoreLostError as error:
         raise RollCallError(
             f"{joined.meeting.keeper} went after the roll call.",
