@@ -1,19 +1,23 @@
-"""Whether anything is left behind after many sessions and many spawns.
+"""Whether anything goes wrong, or is left behind, in many sessions and many spawns.
 
-`python benchmarks/soak.py [SESSIONS [SPAWNS]]`: 500 sessions in a row in two processes,
-and 200 calls of spawn with two processes each. Prints what a process holds after the
-first ten and at the end, and returns 1 where something grew.
+`python benchmarks/soak.py [SESSIONS [SPAWNS [COMPANY]]]`: 500 sessions in a row in two
+processes; 200 calls of spawn with two processes each; and 200 sessions among DataLoader
+workers, forks, pools, subprocesses, handlers and errors, in one process, in two of
+spawn and in two of torchrun. Prints what a process holds after the first and at the
+end, and returns 1 where something grew, or did not end as it should.
 """
 
-import gc
+import json
 import os
+import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import company
 import torch
+from company import Held, held, sessions_in_company
 
 import gpumap
 
@@ -21,26 +25,9 @@ FIRST = 10
 # Python and torch keep a little of what they did for the first time.
 MOST_MEMORY = 8.0
 
-Held = dict[str, object]
-
-
-def held() -> Held:
-    """Return what this process holds: files, threads, MiB of memory, its excepthook."""
-    gc.collect()
-    status = Path("/proc/self/status").read_text()
-    resident = int(status.split("VmRSS:")[1].split()[0]) / 1024
-    return {
-        "open files": len(list(Path("/proc/self/fd").iterdir())),
-        "threads": len(list(Path("/proc/self/task").iterdir())),
-        "Python threads": threading.active_count(),
-        "memory MiB": round(resident, 1),
-        "excepthook": sys.excepthook is sys.__excepthook__,
-        "variables": "GLOO_SOCKET_IFNAME" in os.environ,
-    }
-
 
 def grew(first: Held, last: Held) -> list[str]:
-    """Return the names of what is more at the end than after the first ten."""
+    """Return the names of what is more at the end than after the first."""
     return [
         name
         for name, value in first.items()
@@ -52,7 +39,7 @@ def grew(first: Held, last: Held) -> list[str]:
     ]
 
 
-def repeated(once: Callable[[], object], times: int) -> tuple[Held, Held]:
+def repeated(once: Callable[[], object], times: int) -> tuple[Held, Held, list[str]]:
     """Do something many times; return what is held after ten times and at the end."""
     first: Held = {}
     for number in range(times):
@@ -61,7 +48,7 @@ def repeated(once: Callable[[], object], times: int) -> tuple[Held, Held]:
             time.sleep(0.5)  # threads that were told to end take a moment
             first = held()
     time.sleep(0.5)
-    return first, held()
+    return first, held(), []
 
 
 def one_session() -> None:
@@ -71,7 +58,7 @@ def one_session() -> None:
         m(torch.ones(1, 2)).sum().backward()
 
 
-def sessions(times: int) -> tuple[Held, Held]:
+def sessions(times: int) -> tuple[Held, Held, list[str]]:
     """Open and close sessions in this rank."""
     return repeated(one_session, times)
 
@@ -81,23 +68,53 @@ def one_spawn() -> None:
     gpumap.spawn(one_session, nprocs=2)
 
 
-def main(session_count: int, spawn_count: int) -> int:
-    """Print both tables."""
-    code = 0
-    rows = {
-        f"{session_count} sessions": gpumap.spawn(sessions, session_count, nprocs=2)[0],
-        f"{spawn_count} spawns": repeated(one_spawn, spawn_count),
+def by_torchrun(count: int, *launcher: str) -> tuple[Held, Held, list[str]]:
+    """Return what the first rank of a job tells, and what was odd in any."""
+    command = [*launcher, str(Path(company.__file__)), str(count)]
+    done = subprocess.run(
+        [sys.executable, *command],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONWARNINGS": "ignore"},
+    )
+    told = [json.loads(line) for line in done.stdout.splitlines() if line[:1] == "["]
+    odd = [text for *_, texts in told for text in texts]
+    if done.returncode or not told:
+        odd.append(f"exit code {done.returncode}: {done.stderr[-2000:]}")
+    first, last = told[0][:2] if told else ({}, {})
+    return first, last, odd
+
+
+def main(session_count: int, spawn_count: int, company_count: int) -> int:
+    """Print all tables."""
+    torchrun = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
+    rows: dict[str, Callable[[], tuple[Held, Held, list[str]]]] = {
+        f"{session_count} sessions": lambda: gpumap.spawn(
+            sessions, session_count, nprocs=2
+        )[0],
+        f"{spawn_count} spawns": lambda: repeated(one_spawn, spawn_count),
+        f"{company_count} in one process": lambda: by_torchrun(company_count),
+        f"{company_count} under spawn": lambda: gpumap.spawn(
+            sessions_in_company, company_count, nprocs=2
+        )[0],
+        f"{company_count} under torchrun": lambda: by_torchrun(
+            company_count, *torchrun
+        ),
     }
-    for what, (first, last) in rows.items():
-        print(f"{what:20}" + "".join(f"{name:>16}" for name in first))
-        for when, values in ((f"after {FIRST}", first), ("at the end", last)):
-            print(f"{when:20}" + "".join(f"{value!s:>16}" for value in values.values()))
+    code = 0
+    for what, run in rows.items():
+        first, last, odd = run()
+        print(f"{what:22}" + "".join(f"{name:>16}" for name in first))
+        for when, values in (("at first", first), ("at the end", last)):
+            print(f"{when:22}" + "".join(f"{value!s:>16}" for value in values.values()))
         more = grew(first, last)
-        print(f"more at the end: {', '.join(more) or 'nothing'}\n")
-        code = code or int(bool(more))
+        print(f"more at the end: {', '.join(more) or 'nothing'}")
+        print(f"not as it should be: {'; '.join(odd) or 'nothing'}\n", flush=True)
+        code = code or int(bool(more or odd))
     return code
 
 
 if __name__ == "__main__":
-    counts = [int(text) for text in sys.argv[1:3]]
-    sys.exit(main(*(counts + [500, 200][len(counts) :])))
+    counts = [int(text) for text in sys.argv[1:4]]
+    sys.exit(main(*(counts + [500, 200, 200][len(counts) :])))

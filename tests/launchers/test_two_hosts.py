@@ -122,7 +122,7 @@ def test_another_network_cannot_reach_the_store(hosts: Hosts) -> None:
 
 
 def test_a_cut_link_ends_both_sides_with_the_other_ranks_name(hosts: Hosts) -> None:
-    """Within the collective's time-out and as long again for the store's answer."""
+    """Within the collective's 5 s, 5 s for an answer, and 10 s for who did not hear."""
     command = [sys.executable, str(HERE / "hold.py"), "100000000"]
     ranks = [hosts.start(h, command, rank(n)) for n, h in enumerate(ADDRESSES)]
     wait_until_training(ranks)
@@ -131,7 +131,7 @@ def test_a_cut_link_ends_both_sides_with_the_other_ranks_name(hosts: Hosts) -> N
     outs = [process.communicate(timeout=60)[0] for process in ranks]
     took = time.monotonic() - began
     assert [process.returncode for process in ranks] == [1, 1], outs
-    assert took < 20, outs
+    assert took < 30, outs
     assert re.search(
         r"SessionError: rank 1 \(pid \d+ on hostb\), on cpu, was not heard of: ",
         outs[0],

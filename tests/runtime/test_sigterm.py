@@ -27,10 +27,10 @@ def say(*words):
 """
 
 
-def run(body: str) -> tuple[int, str]:
+def run(body: str, first: str = "") -> tuple[int, str]:
     """Return the exit code and the output of a script."""
     done = subprocess.run(
-        [sys.executable, "-c", SETUP + textwrap.dedent(body)],
+        [sys.executable, "-c", first + SETUP + textwrap.dedent(body)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -109,11 +109,47 @@ def test_a_childs_signal_is_not_its_parents(how: str, loop: str) -> None:
     assert (code, out) == (0, f"{SAID[how]}\nended well\n")
 
 
+def test_a_child_is_ended_by_the_signal_from_its_first_moment() -> None:
+    """Before it has forgotten its parent's handler, one that raised would be lost."""
+    code, out = run(
+        """
+        with Sigterm(5):
+            for _ in range(300):
+                pid = os.fork()
+                if pid == 0:
+                    time.sleep(30)
+                    os._exit(0)
+                os.kill(pid, signal.SIGTERM)
+                assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -15
+        say("all of them")
+        """
+    )
+    assert (code, out) == (0, "all of them\n")
+
+
+def test_a_signal_that_comes_while_the_process_forks_is_not_lost() -> None:
+    """What a handler raises in the hooks of os.fork goes nowhere."""
+    code, out = run(
+        """
+        with Sigterm(1):
+            if os.fork() == 0:
+                os._exit(0)
+            time.sleep(30)
+        """,
+        # The first one's hook runs last.
+        first="import os; os.register_at_fork(before=lambda: told())",
+    )
+    assert (code, out) == (143, "")
+
+
 @pytest.mark.parametrize(
     "set_handler",
     [
         "signal.signal(signal.SIGTERM, save); told()",
         "asyncio.run(by_asyncio())",
+        # It is taken back before the watch can look who has it.
+        "before = signal.signal(signal.SIGTERM, save); told(); "
+        "signal.signal(signal.SIGTERM, before); time.sleep(2); print(end='')",
     ],
 )
 def test_a_handler_of_the_users_is_left_to_do_its_work(set_handler: str) -> None:

@@ -52,6 +52,7 @@ class Sigterm(AbstractContextManager["Sigterm"]):
         self.seconds = min(seconds, _HELD_SECONDS)
         self.last_words: Callable[[], None] = lambda: None
         self.leaving = threading.Event()
+        self._missed = False
         self._raised = threading.Event()
         self._left = threading.Event()
         self._watch: _Watch | None = None
@@ -77,6 +78,10 @@ class Sigterm(AbstractContextManager["Sigterm"]):
 
     def handle(self, _number: int, _frame: FrameType | None) -> None:
         """Be Python's handler of the signal."""
+        if threading.get_ident() in _masks:
+            # Python drops what is raised in the hooks of os.fork.
+            self._missed = True
+            return
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the next one ends it at once
         self._raised.set()
         raise Terminated
@@ -88,8 +93,15 @@ class Sigterm(AbstractContextManager["Sigterm"]):
 
     def is_held(self) -> bool:
         """Tell, after a SIGTERM, whether a library holds the main thread too long."""
+        before = _place_of_main_thread()
         if not self._raised.wait(self.seconds):
-            return signal.getsignal(signal.SIGTERM) == self.handle
+            if self._missed:
+                self._missed = False
+                os.kill(os.getpid(), signal.SIGTERM)
+                return False
+            # Where it has moved on meanwhile, a handler of the user's was in charge.
+            still = before == _place_of_main_thread()
+            return still and signal.getsignal(signal.SIGTERM) == self.handle
         self.leaving.wait()
         return not self._left.wait(self.seconds)
 
@@ -164,13 +176,42 @@ def _is_own(sender: list[tuple[int, int, bytes]]) -> bool:
     return all(_PEER.unpack(peer)[0] == os.getpid() for *_, peer in sender)
 
 
+def _place_of_main_thread() -> object:
+    """Return what changes as soon as the main thread executes Python."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001 - Python has no public way
+    return None if frame is None else (id(frame), frame.f_lasti)
+
+
 _watches: list[_Watch] = []
+_masks: dict[int, set[int]] = {}
+
+
+def _hold_back() -> None:
+    """Let a signal to a child wait until the child has forgotten its parent's handler.
+
+    Python drops what a child has heard before its own hooks run.
+    """
+    if _watches:
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+        _masks[threading.get_ident()] = before
+
+
+def _let_come() -> None:
+    mask = _masks.pop(threading.get_ident(), None)
+    if mask is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _forget_in_a_child() -> None:
     for watch in _watches:
         watch.forget_in_a_child()
     _watches.clear()
+    _let_come()
+    _masks.clear()
 
 
-os.register_at_fork(after_in_child=_forget_in_a_child)
+os.register_at_fork(
+    before=_hold_back,
+    after_in_parent=_let_come,
+    after_in_child=_forget_in_a_child,
+)
