@@ -31,6 +31,9 @@ __all__ = ["Held", "held", "sessions_in_company"]
 
 # How long a session may take, whatever happens in it.
 _BOUND = 20.0
+# After a step, gloo's threads take Python's lock to let go of it. A child that is
+# forked at that moment may hang under Python 3.11, with gpumap and without.
+_SETTLES = 0.05
 _DATA = TensorDataset(torch.ones(32, 2))
 
 Held = dict[str, object]
@@ -188,6 +191,7 @@ def _one(number: int) -> tuple[list[str], str]:
                 if step == place and session.rank in guilty:
                     raise _PlannedError(session.rank)  # noqa: TRY301 - as a user's
                 if step < len(company):
+                    time.sleep(_SETTLES)
                     company[step](m)
             dist.barrier()
     except _ChildIsDone:
@@ -209,10 +213,11 @@ def _let_go() -> None:
             thing.wait()
         elif isinstance(thing, threading.Thread):
             thing.join()
+    _kept.clear()  # iterators first: torch minds whoever kills their workers
+    gc.collect()
     for child in multiprocessing.active_children():
         child.kill()
         child.join()
-    _kept.clear()
 
 
 if __name__ == "__main__":

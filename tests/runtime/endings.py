@@ -411,6 +411,19 @@ def uneven() -> None:
         say("ranks", error.ranks)
 
 
+def uneven_after_another() -> None:
+    """Rank 1 makes a collective alone, after a session in which both made many."""
+    with gpumap.session(timeout=60):
+        for _ in range(5):
+            reduce()
+    try:
+        with gpumap.session(timeout=60):
+            if RANK:
+                reduce()
+    except gpumap.SessionError as error:
+        say(*str(error).splitlines())
+
+
 def joined() -> None:
     """Rank 1 makes four steps more, inside of what torch has for that."""
     with ddp() as m:

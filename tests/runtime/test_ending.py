@@ -115,6 +115,16 @@ def test_uneven_steps_are_told_as_such_and_at_once() -> None:
         assert "ranks (0, 1)" in rank.out
 
 
+def test_collectives_of_an_earlier_session_do_not_count() -> None:
+    """Torch gives the groups of sessions that follow each other one name."""
+    for rank in endings("uneven_after_another"):
+        assert re.search(
+            r"rank 0 \(.*\), on cpu, had come to its end after 0 collectives, "
+            r"while rank 1 \(.*\), on cpu, stood in all_reduce, its 1st",
+            rank.out,
+        ), rank.out
+
+
 @pytest.mark.parametrize("case", ["joined", "works_on_after_another"])
 def test_steps_that_only_look_uneven_are_none(case: str) -> None:
     """Inside of m.join(), or in a group that the ended rank is not in."""

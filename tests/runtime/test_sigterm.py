@@ -127,8 +127,8 @@ def test_a_child_is_ended_by_the_signal_from_its_first_moment() -> None:
     assert (code, out) == (0, "all of them\n")
 
 
-def test_a_signal_that_comes_while_the_process_forks_is_not_lost() -> None:
-    """What a handler raises in the hooks of os.fork goes nowhere."""
+def test_a_process_that_forks_is_ended_by_the_signal() -> None:
+    """What a handler raises in the hooks of os.fork would go nowhere."""
     code, out = run(
         """
         with Sigterm(1):
@@ -139,7 +139,34 @@ def test_a_signal_that_comes_while_the_process_forks_is_not_lost() -> None:
         # The first one's hook runs last.
         first="import os; os.register_at_fork(before=lambda: told())",
     )
-    assert (code, out) == (143, "")
+    assert (code, out) == (-signal.SIGTERM, "")
+
+
+def test_threads_that_fork_at_once_leave_the_handler_as_it_was() -> None:
+    """It is taken back for the time of a fork, by whoever forks first."""
+    code, out = run(
+        """
+        def forks():
+            for _ in range(100):
+                pid = os.fork()
+                if pid == 0:
+                    os._exit(0)
+                os.waitpid(pid, 0)
+
+        with Sigterm(5):
+            threads = [threading.Thread(target=forks) for _ in range(8)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            try:
+                told()
+            finally:
+                say("cleaned up")
+        """,
+        first="import os; os.register_at_fork(before=lambda: time.sleep(0.0001))",
+    )
+    assert (code, out) == (143, "cleaned up\n")
 
 
 @pytest.mark.parametrize(

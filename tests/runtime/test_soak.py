@@ -1,4 +1,4 @@
-"""A short form of benchmarks/soak.py: nothing goes wrong, or grows, in many sessions."""
+"""A short form of benchmarks/soak.py: nothing goes wrong, or grows, in many runs."""
 
 import subprocess
 import sys

@@ -133,6 +133,7 @@ class _State:
 
     run: _Run | None = None
     forked_from: int | None = None
+    ends_in: int | None = None
 
 
 _state = _State()
@@ -158,8 +159,9 @@ def _begin(run: _Run) -> None:
             "Leave it first; gpumap.current() returns it.",
         )
     _state.run = run
-    if multiprocessing.parent_process() is not None:
+    if multiprocessing.parent_process() and _state.ends_in != os.getpid():
         # Such a process ends without Python's own exit functions.
+        _state.ends_in = os.getpid()
         multiprocessing.util.Finalize(None, _leave, exitpriority=100)
 
 

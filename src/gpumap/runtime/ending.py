@@ -114,8 +114,7 @@ class Ending:
         self._listener.at_end = True
         seen = "This rank had come to its end."
         try:
-            doing = self._group.doing().model_copy(update={"ended": True})
-            self._board.write(f"ended/{self._me.rank}", doing)
+            self._board.write(f"ended/{self._me.rank}", Answer(ended=True))
             count = self._board.count("ended")
             if count == self._world_size:
                 self._journal.append(Entry(kind="outcome", member=self._me))

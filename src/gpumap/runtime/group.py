@@ -22,7 +22,7 @@ from gpumap.runtime.connections import GlooConnections
 from gpumap.runtime.failures import Answer
 from gpumap.runtime.forks import outlive
 from gpumap.runtime.preparation import Asked, Prepared
-from gpumap.runtime.progress import begun, progress
+from gpumap.runtime.progress import newest, progress
 from gpumap.runtime.rendezvous import Meeting
 from gpumap.runtime.tcp import LOOPBACK
 from gpumap.runtime.telling import described, first_line, note
@@ -59,6 +59,7 @@ class ProcessGroup:
         self._adopted = dist.is_initialized()
         self._group = dist.group.WORLD
         self._name = _name_of(self._group)
+        self._before = -1
         self._formed = self._adopted
         self._backend = prepared.backend_in_use
         self._connections = GlooConnections(everything=self._adopted)
@@ -80,6 +81,7 @@ class ProcessGroup:
         # Meeting the others has its own bound; the group's is for what comes after.
         meeting = timedelta(seconds=asked.start_seconds)
         self._forming = True
+        self._before = newest()
         try:
             self._variables.enter_context(_gloo_on_loopback(launch))
             dist.init_process_group(
@@ -110,13 +112,9 @@ class ProcessGroup:
             self._name = _name_of(group)
             _made.add(group)
 
-    def doing(self) -> Answer:
-        """Return what this rank is doing."""
-        return progress(self._name)
-
-    def begun(self) -> int:
-        """Return a number that grows with each collective; it costs nothing to ask."""
-        return begun(self._name)
+    def doing(self, *, briefly: bool = False) -> Answer:
+        """Return what this rank is doing; briefly, without how many it has made."""
+        return progress(self._name, self._before, briefly=briefly)
 
     def intact(self) -> bool:
         """Tell whether this rank is connected to all others, as far as is known."""

@@ -14,6 +14,7 @@ from gpumap.runtime.client import StoreLostError, readable
 from gpumap.runtime.failures import Answer, Fault, gone, uneven
 from gpumap.runtime.journal import Entry, Journal, key_of
 from gpumap.runtime.members import Member
+from gpumap.runtime.progress import begun
 from gpumap.runtime.telling import first_line
 from gpumap.runtime.witness import end_of
 
@@ -32,12 +33,8 @@ _MOST_CONNECTIONS = 3
 class Watched(Protocol):
     """The process group, as far as a listener needs it."""
 
-    def doing(self) -> Answer:
-        """Return what this rank is doing."""
-        ...
-
-    def begun(self) -> int:
-        """Return a number that grows with each collective; it costs nothing to ask."""
+    def doing(self, *, briefly: bool = False) -> Answer:
+        """Return what this rank is doing; briefly, without how many it has made."""
         ...
 
     def release(self) -> None:
@@ -187,17 +184,23 @@ class Listener:
             self._tell(gone(neighbour))
 
     def _say_how_far(self) -> None:
-        """Keep what others read of this rank true; a thread of the user's may go on."""
-        if self._begun != (begun := self._group.begun()):
-            self._begun = begun
-            self._board.write(f"ended/{self._me.rank}", self._group.doing())
+        """Tell those who wait how far it came; a thread of the user's may go on."""
+        if self._begun != (now := begun()):
+            self._begun = now
+            mine = self._group.doing()
+            told = mine.model_copy(update={"ended": True, "made": mine.made or 0})
+            self._board.write(f"ended/{self._me.rank}", told)
 
     def _look_how_far(self) -> None:
         """Tell all where this rank stands in what an ended one will never join."""
         first = self._entries["end"].member
-        mine = self._group.doing()
+        mine = self._group.doing(briefly=True)
         theirs = self._board.read(f"ended/{first.rank}", Answer)
-        stuck = mine.stands_in is not None and mine.number > (theirs.made or 0)
+        stuck = (
+            mine.stands_in is not None
+            and theirs.made is not None
+            and mine.number > theirs.made
+        )
         self._looks = self._looks + 1 if stuck else 0
         if self._looks == _LOOKS:
             self._tell(uneven(first, theirs, self._me, mine))

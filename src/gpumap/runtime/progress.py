@@ -11,39 +11,73 @@ import sysconfig
 import threading
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpumap.runtime.failures import Answer
 
-__all__ = ["begun", "progress"]
+__all__ = ["begun", "newest", "progress"]
 
 # A reader looks for the line of the script, not of a library.
 _LIBRARIES = (sysconfig.get_paths()["stdlib"], str(Path(__file__).parent.parent))
 
 
-def begun(group: str) -> int:
-    """Return how much was begun in a group, by torch's name for it; -1 if unknown."""
-    status = _recorded(includeCollectives=False).get("pg_status", {}).get(group, {})
-    return int(status.get("last_enqueued_collective", -1))
+def begun() -> int:
+    """Return how much was begun in all groups; it costs nothing to ask."""
+    status = _recorded(includeCollectives=False).get("pg_status", {})
+    return sum(int(group["last_enqueued_collective"]) for group in status.values())
 
 
-def progress(group: str) -> Answer:
-    """Return how far this process has come in a group, by torch's name for it."""
+def newest() -> int:
+    """Return the number of the newest group in which anything was noted, or -1."""
+    status = _recorded(includeCollectives=False).get("pg_status", {})
+    return max(map(int, status), default=-1)
+
+
+def progress(group: str, after: int, *, briefly: bool = False) -> Answer:
+    """Return how far this process has come in a group, by torch's name for it.
+
+    Groups that follow one another have one name: only those newer than some number
+    count. To do it briefly is to look at what is going on alone, and not at the last
+    2,000 collectives; how many were made is not known then.
+    """
     noted = [
         entry
-        for entry in _recorded().get("entries", [])
-        if entry["process_group"][0] == group and not entry["is_p2p"]
+        for entry in _recorded(onlyActive=briefly).get("entries", [])
+        if entry.group == group and entry.group_number > after and not entry.is_message
     ]
-    # Groups that follow one another have one name; this number tells them apart.
-    latest = max((entry["pg_id"] for entry in noted), default=None)
-    noted = [entry for entry in noted if entry["pg_id"] == latest]
-    numbers = [int(entry["collective_seq_id"]) for entry in noted]
-    standing = next((entry for entry in noted if not entry["retired"]), None)
+    latest = max((entry.group_number for entry in noted), default=None)
+    noted = [entry for entry in noted if entry.group_number == latest]
+    standing = next((entry for entry in noted if not entry.is_over), None)
     return Answer(
-        made=max(numbers, default=None),
-        stands_in=standing and str(standing["profiling_name"]).rpartition(":")[2],
-        number=standing["collective_seq_id"] if standing else 0,
+        made=None if briefly else max((n.number for n in noted), default=None),
+        stands_in=standing and standing.operation.rpartition(":")[2],
+        number=standing.number if standing else 0,
         main_thread=_main_thread(),
+    )
+
+
+class _Noted(NamedTuple):
+    """A collective, as it was noted."""
+
+    group: str
+    group_number: int
+    number: int
+    operation: str
+    is_over: bool
+    is_message: bool
+
+
+def _read(value: dict[str, Any]) -> Any:  # noqa: ANN401 - as json has it
+    """Make an entry small while the text is read: there may be 2,000 of them."""
+    if "process_group" not in value:
+        return value
+    return _Noted(
+        group=value["process_group"][0],
+        group_number=value["pg_id"],
+        number=value["collective_seq_id"],
+        operation=str(value["profiling_name"]),
+        is_over=value["retired"],
+        is_message=value["is_p2p"],
     )
 
 
@@ -65,5 +99,6 @@ def _recorded(**options: bool) -> dict[str, Any]:
     c10d: Any = import_module("torch._C._distributed_c10d")
     if not hasattr(c10d, "_dump_fr_trace_json"):
         return {}
-    recorded: dict[str, Any] = json.loads(c10d._dump_fr_trace_json(**options))  # noqa: SLF001 - torch has no public way
+    text = c10d._dump_fr_trace_json(**options)  # noqa: SLF001 - torch has no public way
+    recorded: dict[str, Any] = json.loads(text, object_hook=_read)
     return recorded

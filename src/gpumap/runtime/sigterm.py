@@ -1,5 +1,6 @@
 """SIGTERM inside a session: it leaves as from an error, and the exit code is 143."""
 
+import ctypes
 import os
 import signal
 import socket
@@ -52,7 +53,6 @@ class Sigterm(AbstractContextManager["Sigterm"]):
         self.seconds = min(seconds, _HELD_SECONDS)
         self.last_words: Callable[[], None] = lambda: None
         self.leaving = threading.Event()
-        self._missed = False
         self._raised = threading.Event()
         self._left = threading.Event()
         self._watch: _Watch | None = None
@@ -78,10 +78,6 @@ class Sigterm(AbstractContextManager["Sigterm"]):
 
     def handle(self, _number: int, _frame: FrameType | None) -> None:
         """Be Python's handler of the signal."""
-        if threading.get_ident() in _masks:
-            # Python drops what is raised in the hooks of os.fork.
-            self._missed = True
-            return
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the next one ends it at once
         self._raised.set()
         raise Terminated
@@ -95,10 +91,6 @@ class Sigterm(AbstractContextManager["Sigterm"]):
         """Tell, after a SIGTERM, whether a library holds the main thread too long."""
         before = _place_of_main_thread()
         if not self._raised.wait(self.seconds):
-            if self._missed:
-                self._missed = False
-                os.kill(os.getpid(), signal.SIGTERM)
-                return False
             # Where it has moved on meanwhile, a handler of the user's was in charge.
             still = before == _place_of_main_thread()
             return still and signal.getsignal(signal.SIGTERM) == self.handle
@@ -111,6 +103,7 @@ class _Watch:
 
     def __init__(self, answer: Sigterm) -> None:
         self._answer = answer
+        self.handler = answer.handle
         _watches.append(self)
         self._near, self._far = socket.socketpair()
         self._far.settimeout(0)
@@ -119,7 +112,7 @@ class _Watch:
         self._thread = threading.Thread(
             target=self._run, name="gpumap: SIGTERM", daemon=True
         )
-        signal.signal(signal.SIGTERM, answer.handle)
+        signal.signal(signal.SIGTERM, self.handler)
         before = signal.set_wakeup_fd(self._far.fileno(), warn_on_full_buffer=False)
         if before == -1:
             self._thread.start()
@@ -139,7 +132,7 @@ class _Watch:
 
     def forget(self) -> None:
         """Take back what is this watch's, and only that: the user may have others."""
-        if signal.getsignal(signal.SIGTERM) == self._answer.handle:
+        if signal.getsignal(signal.SIGTERM) == self.handler:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         current = signal.set_wakeup_fd(-1)
         if current not in (-1, self._far.fileno()):
@@ -183,35 +176,54 @@ def _place_of_main_thread() -> object:
 
 
 _watches: list[_Watch] = []
-_masks: dict[int, set[int]] = {}
+# No struct sigaction is longer; one of zeros is the default. Source: sigaction(2).
+_MOST_BYTES = 256
 
 
-def _hold_back() -> None:
-    """Let a signal to a child wait until the child has forgotten its parent's handler.
+class _Forks:
+    """What is done about SIGTERM while a process forks: the system's default counts.
 
-    Python drops what a child has heard before its own hooks run.
+    Python drops what a child hears before the child's own hooks run, and what a handler
+    raises in the parent's hooks. A child that never gets so far (in Python 3.11 another
+    thread may have held a lock) must be ended by SIGTERM as well. Python itself sets
+    handlers in the main thread only; other threads fork, too.
     """
-    if _watches:
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
-        _masks[threading.get_ident()] = before
+
+    def __init__(self) -> None:
+        self._under_way = 0
+        self._before = ctypes.create_string_buffer(_MOST_BYTES)
+
+    def begin(self) -> None:
+        if self._under_way or _is_taken():
+            self._under_way += 1
+            if self._under_way == 1:
+                _set_action(bytes(_MOST_BYTES), self._before)
+
+    def end(self) -> None:
+        if self._under_way == 1 and _is_taken():
+            _set_action(self._before, None)
+        self._under_way -= bool(self._under_way)
+
+    def end_in_a_child(self) -> None:
+        self._under_way = 0
+        for watch in _watches:
+            watch.forget_in_a_child()
+        _watches.clear()
 
 
-def _let_come() -> None:
-    mask = _masks.pop(threading.get_ident(), None)
-    if mask is not None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+def _is_taken() -> bool:
+    return signal.getsignal(signal.SIGTERM) in [watch.handler for watch in _watches]
 
 
-def _forget_in_a_child() -> None:
-    for watch in _watches:
-        watch.forget_in_a_child()
-    _watches.clear()
-    _let_come()
-    _masks.clear()
+def _set_action(
+    new: bytes | ctypes.Array[ctypes.c_char], old: ctypes.Array[ctypes.c_char] | None
+) -> None:
+    ctypes.PyDLL(None).sigaction(signal.SIGTERM, new, old)
 
 
+_forks = _Forks()
 os.register_at_fork(
-    before=_hold_back,
-    after_in_parent=_let_come,
-    after_in_child=_forget_in_a_child,
+    before=_forks.begin,
+    after_in_parent=_forks.end,
+    after_in_child=_forks.end_in_a_child,
 )

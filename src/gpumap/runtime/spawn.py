@@ -49,8 +49,10 @@ def spawn(
     Each process is a rank of its own on this machine, where ddp_session() and session()
     find their launch, and gpus as their pool. The processes are forked from a server
     that has imported torch, so that only the first call waits for it; CUDA may have
-    been started in this process, or not. Arguments and results are pickled; functions
-    of a notebook travel by cloudpickle (the extra "notebook").
+    been started in this process, or not. Each is seeded anew, has the environment and
+    limits of this moment, and ends as a Python process does: its threads are waited
+    for. Arguments and results are pickled, tensors on accelerators by way of the CPU;
+    functions of a notebook travel by cloudpickle (the extra "notebook").
 
     Args:
         function: Called as function(*args, **kwargs) in each process.
