@@ -256,7 +256,7 @@ def _node(node: Node, report: Report) -> str:
     return f"node: {node.hostname}{pretended}{mask}: {seen}"
 
 
-def _refs(text: str) -> list[DeviceRef]:
+def _refs(text: str) -> Sequence[DeviceRef]:
     try:
         return refs_of(text)
     except DeviceError as error:

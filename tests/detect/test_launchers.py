@@ -167,6 +167,66 @@ def test_one_visible_device_for_several_local_ranks_is_bound(
     assert detect_launch(environ).devices_bound is bound
 
 
+@pytest.mark.parametrize(
+    ("on_node", "tasks", "mask", "bound"),
+    [
+        # --gpus-per-task=1, three tasks: gres.conf(5), each task sees its own.
+        ("3", "3", "5", True),
+        # --gpus-per-task=2, two tasks: by local rank they take the first's first
+        # device and the second's second.
+        ("4", "2", "2,3", False),
+        # --gpus-per-task=2, three tasks.
+        ("6", "3", "4,5", True),
+        # One mask in the job script, for all three tasks on a node with eight.
+        ("8", "3", "5,6,7", False),
+        ("8", "3", "4,5,6,7", False),
+    ],
+)
+def test_a_mask_with_a_device_for_each_task_is_no_tasks_own(
+    on_node: str, tasks: str, mask: str, *, bound: bool
+) -> None:
+    """A task's own mask has fewer devices than the node has tasks, or one."""
+    environ = {
+        "SLURM_JOB_ID": "4712",
+        "SLURM_STEP_ID": "0",
+        "SLURM_PROCID": "1",
+        "SLURM_LOCALID": "1",
+        "SLURM_NODEID": "0",
+        "SLURM_STEP_NUM_TASKS": tasks,
+        "SLURM_STEP_NUM_NODES": "1",
+        "SLURM_STEP_TASKS_PER_NODE": tasks,
+        "SLURM_STEP_NODELIST": "n1",
+        "SLURM_GPUS_ON_NODE": on_node,
+        "CUDA_VISIBLE_DEVICES": mask,
+    }
+    assert detect_launch(environ).devices_bound is bound
+
+
+def test_a_pod_with_the_operators_default_tells_no_local_rank() -> None:
+    """PET_NPROC_PER_NODE=auto is one process for each GPU, of which there may be one.
+
+    Source: kubeflow/training-operator release-1.9, pytorch/envvar.go and defaults.
+    """
+    environ = {
+        "RANK": "1",
+        "WORLD_SIZE": "2",
+        "PET_NNODES": "2",
+        "PET_NODE_RANK": "1",
+        "PET_NPROC_PER_NODE": "auto",
+        "MASTER_ADDR": "job-master-0",
+        "MASTER_PORT": "23456",
+    }
+    assert detect_launch(environ) == Launch(
+        launcher="Kubeflow PyTorchJob",
+        rank=1,
+        world_size=2,
+        node_rank=1,
+        num_nodes=2,
+        master_addr="job-master-0",
+        master_port=23456,
+    )
+
+
 def test_missing_variables_are_all_named_at_once() -> None:
     """Torch names one per run."""
     with pytest.raises(LaunchError) as caught:

@@ -12,6 +12,7 @@ from gpumap.mapping.choice import Choice, Gpus, Strategy
 from gpumap.mapping.devices import Device, Node
 from gpumap.mapping.launch import Launch
 from gpumap.mapping.placement import idle_devices, place, refuse_conflicts
+from gpumap.mapping.plan import plan
 
 if TYPE_CHECKING:
     from gpumap.mapping.refs import DeviceRef
@@ -204,6 +205,48 @@ def test_a_missing_local_rank_is_an_error_that_names_the_variable() -> None:
     assert place(me, node(2), "modulo").device.index == 1
 
 
+@pytest.mark.parametrize("strategy", ["local_rank", "linked"])
+def test_one_device_needs_no_local_rank(strategy: Strategy) -> None:
+    """As Ray's actors and pods see it; whose it is, the roll call compares."""
+    me = Launch(launcher="torch variables", rank=1, world_size=2)
+    placed = place(me, node(1), strategy)
+    assert placed.device.index == 0
+    assert placed.why.startswith("it is the only device in reach; torch variables")
+    conflict(me, node(1), Choice.of(strategy, None, None, oversubscribe=False))
+    with pytest.raises(PlacementError, match="local rank 1 and up would have none"):
+        place(me.model_copy(update={"local_rank": 1}), node(1))
+
+
+def finds_nothing(launch: Launch, node: Node) -> Device:
+    """Find a device in three of eight."""
+    return next(d for d in node.devices[:3] if d.index == launch.local_rank)
+
+
+def test_a_function_whose_next_finds_nothing_does_not_end_a_loop() -> None:
+    """StopIteration in the middle of list(plan) would only make it shorter."""
+    ranks = plan([node(8)], [8], strategy=finds_nothing)
+    with pytest.raises(PlacementError) as caught:
+        list(ranks)
+    assert caught.value.happened == (
+        "finds_nothing raised StopIteration for rank 3 (node_rank 0, local_rank 3)."
+    )
+    with pytest.raises(PlacementError, match="raised StopIteration for cuda:0"):
+        place(launch(0, 1), node(4), scores=lambda _: next(iter([])))
+
+
+def test_an_error_of_a_users_function_says_for_which_rank() -> None:
+    """It keeps its type; the note is gpumap's."""
+
+    def looks_up(launch: Launch, _node: Node) -> int:
+        return {0: 1}[launch.rank]
+
+    with pytest.raises(KeyError) as caught:
+        place(launch(1, 2), node(2), looks_up)
+    assert caught.value.__notes__ == [
+        "gpumap: raised by looks_up for rank 1 (node_rank 0, local_rank 1)"
+    ]
+
+
 @pytest.mark.parametrize(
     ("how", "said"),
     [
@@ -234,6 +277,8 @@ def test_a_missing_local_rank_is_an_error_that_names_the_variable() -> None:
         ),
         ({"scores": {0: float("nan")}, "gpus": [0]}, "nan is not a score."),
         ({"scores": {0: True}, "gpus": [0]}, "True is not a score."),
+        ({"scores": {0: 10**400}, "gpus": [0]}, f"{10**400} is not a score."),
+        ({"oversubscribe": "no"}, "oversubscribe='no' is neither True nor False."),
         ({"scores": {0: "9"}, "gpus": [0]}, "'9' is not a score."),
         ({"scores": {0: 1, "GPU-a000n1": 2}, "gpus": [0]}, "a device has two scores."),
         ({"gpus": True}, "gpus=True is not a list of devices."),

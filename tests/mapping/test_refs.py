@@ -13,12 +13,12 @@ from gpumap.mapping.refs import DeviceRef, resolve, resolve_all
 @pytest.mark.parametrize(
     "ref",
     [
-        *(2, "GPU-a200n1", "gpu-A200N1", "GPU-a2"),
+        *(2, "cuda:2", "GPU-a200n1", "gpu-A200N1", "GPU-a2"),
         *("00000000:12:00.0", "0000:12:00.0", "12:00.0"),
     ],
 )
 def test_one_device_has_many_names(ref: DeviceRef) -> None:
-    """Index, UUID in any case, a prefix of it, and a bus ID with or without domain."""
+    """Index, torch's text, UUID in any case, a start of it, bus ID without domain."""
     assert resolve(ref, node(4)).index == 2
 
 
@@ -74,10 +74,16 @@ def test_what_names_no_device_is_an_error(refs: list[DeviceRef], said: str) -> N
     assert caught.value.hint
 
 
-@pytest.mark.parametrize("ref", ["2", "cuda:2"])
-def test_an_index_written_as_a_text_is_told(ref: str) -> None:
+def test_an_index_written_as_a_text_is_told() -> None:
     """A text is a UUID or a bus ID; the hint has the number."""
     with pytest.raises(DeviceError, match=r"write gpus=\[2\]"):
+        resolve("2", node(4))
+
+
+@pytest.mark.parametrize("ref", ["xpu:2", "cuda:4", "cuda:", "cuda:-1", "cuda:x"])
+def test_a_device_of_torch_that_is_not_there_is_told(ref: str) -> None:
+    """Of another kind, beyond the last, or no device at all."""
+    with pytest.raises(DeviceError, match="there is no device"):
         resolve(ref, node(4))
 
 

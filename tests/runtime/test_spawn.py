@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
+import numpy as np
 import pytest
 import spawnjobs
 import torch
@@ -22,6 +23,7 @@ from environments import clean_environment
 from nbclient import NotebookClient
 
 import gpumap
+from gpumap.mapping.refs import DeviceRef
 
 HERE = Path(__file__).parent
 
@@ -55,6 +57,47 @@ def test_gpus_are_the_pool_of_the_sessions_inside(
     monkeypatch.setenv("GPUMAP_REHEARSAL", "dgx-a100")
     found = gpumap.spawn(spawnjobs.who, gpus=[5, "GPU-a1000002"])
     assert [rank["device"] for rank in found] == ["cuda:5", "cuda:2"]
+
+
+@pytest.mark.parametrize(
+    "gpus",
+    [
+        ["cuda:5", "cuda:2"],
+        [torch.device("cuda", 5), torch.device("cuda:2")],
+        [np.int64(5), np.uint8(2)],
+    ],
+    ids=["text", "torch.device", "numpy"],
+)
+def test_gpus_may_be_named_as_other_libraries_name_them(
+    monkeypatch: pytest.MonkeyPatch, gpus: list[DeviceRef]
+) -> None:
+    """In gpus, in scores, and, as texts, in GPUMAP_GPUS."""
+    monkeypatch.setenv("GPUMAP_REHEARSAL", "dgx-a100")
+    found = gpumap.spawn(spawnjobs.who, gpus=gpus, nprocs=np.int64(2))  # type: ignore[arg-type]
+    assert [rank["device"] for rank in found] == ["cuda:5", "cuda:2"]
+    node = gpumap.machine("dgx-a100")
+    launch = gpumap.detect_launch({})
+    scored = gpumap.place(
+        launch, node, gpus=gpus, scores=dict(zip(gpus, (1, 2), strict=True))
+    )
+    assert scored.device.index == 2
+
+
+def test_ranks_of_a_launcher_do_not_start_jobs_of_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two jobs would be on the same devices; the error has both ways out."""
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(gpumap.SessionError) as caught:
+        gpumap.spawn(spawnjobs.who, nprocs=1)
+    assert caught.value.happened == (
+        "spawn() was called in rank 1 of 2, which torch variables started."
+    )
+    assert "without spawn()" in caught.value.hint
+    assert "GPUMAP_LAUNCHER=none" in caught.value.hint
+    monkeypatch.setenv("GPUMAP_LAUNCHER", "none")
+    assert gpumap.spawn(spawnjobs.who, nprocs=1)[0]["size"] == 1
 
 
 def test_without_gpus_there_is_a_process_for_each_visible_device(

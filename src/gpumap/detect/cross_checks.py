@@ -29,7 +29,9 @@ def bound_devices(fields: Fields, env: Environment) -> bool:
     """Tell whether this process's mask leaves it devices that are its own alone.
 
     One device for several local ranks, as --gpus-per-task=1 and wrappers leave it; or,
-    in a Slurm step, fewer than the step has on this node.
+    in a Slurm step, fewer than the step has on this node and fewer than it has tasks
+    here: a mask with a device for each task may be all tasks' mask, and counting it by
+    local rank is right for either kind.
     """
     local_rank, size = fields["local_rank"], fields["local_world_size"]
     several = (isinstance(size, int) and size > 1) or (
@@ -42,7 +44,13 @@ def bound_devices(fields: Fields, env: Environment) -> bool:
     if visible == 1:
         return True
     on_node = env.text("SLURM_GPUS_ON_NODE") or ""
-    return slurm.in_step(env) and on_node.isdecimal() and visible < int(on_node)
+    enough = isinstance(size, int) and visible >= size
+    return (
+        slurm.in_step(env)
+        and not enough
+        and on_node.isdecimal()
+        and visible < int(on_node)
+    )
 
 
 def virtual_local_rank(fields: Fields, env: Environment) -> None:
@@ -128,10 +136,16 @@ def same_rank(name: str) -> Callable[[Fields, Environment], None]:
 def check_pods(fields: Fields, env: Environment) -> None:
     """Read a pod's number as a rank, which it is with one process in each pod.
 
+    The operator's default, PET_NPROC_PER_NODE=auto, is a process for each of the pod's
+    GPUs: with one GPU this is the only one, with several a local rank is missed.
+
     Raises:
         LaunchError: PET_NPROC_PER_NODE says that there are more.
     """
     processes = env.text("PET_NPROC_PER_NODE")
+    if processes == "auto":
+        fields |= {"node_rank": fields["rank"], "num_nodes": fields["world_size"]}
+        return
     if processes not in (None, "1"):
         raise LaunchError(
             f"RANK is this pod's number, and each pod runs {processes} processes.",

@@ -1,15 +1,27 @@
 """What a user asked for: a strategy, a pool of devices, scores."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal, cast, get_args
+from typing import Literal, TypeVar, cast, get_args
 
 from gpumap.errors import DeviceError, PlacementError
 from gpumap.mapping.devices import Device, Node
 from gpumap.mapping.launch import Launch
 from gpumap.mapping.refs import DeviceRef, refs_of
 
-__all__ = ["GPUS", "Choice", "Gpus", "Scores", "Strategy", "StrategyName", "pool_named"]
+__all__ = [
+    "GPUS",
+    "Choice",
+    "Gpus",
+    "Scores",
+    "Strategy",
+    "StrategyName",
+    "called",
+    "pool_named",
+]
+
+T = TypeVar("T")
 
 GPUS = "GPUMAP_GPUS"
 """The environment variable with the pool of a session that names none: "2,3"."""
@@ -33,6 +45,27 @@ Scores = (
 )
 
 _NAMES: tuple[StrategyName, ...] = get_args(StrategyName)
+
+
+def called(function: Callable[..., T], *args: object, whose: str) -> T:
+    """Call a function of the user's; an error of its own says for whom it was called.
+
+    Raises:
+        PlacementError: It raised StopIteration, which would end a loop around it.
+    """
+    name = getattr(function, "__name__", type(function).__name__)
+    try:
+        return function(*args)
+    except StopIteration as error:
+        raise PlacementError(
+            f"{name} raised StopIteration for {whose}.",
+            "A next(…) in it found nothing.",
+            "Give next() a default, or return a value in every case.",
+        ) from error
+    except Exception as error:
+        with suppress(Exception):  # a frozen one takes no note
+            error.add_note(f"gpumap: raised by {name} for {whose}")
+        raise
 
 
 def pool_named(gpus: Gpus | None, environ: Mapping[str, str]) -> Gpus | None:
@@ -94,6 +127,12 @@ class Choice:
                 'strategy "scored" and scores=… belong together.',
                 f"strategy is {strategy!r}, scores is {scores!r}.",
                 'Write strategy="scored", scores={0: 100, 1: 90}, or scores="memory".',
+            )
+        if not isinstance(cast("object", oversubscribe), bool):
+            raise PlacementError(
+                f"oversubscribe={oversubscribe!r} is neither True nor False.",
+                f"It is a {type(oversubscribe).__name__}.",
+                "Write oversubscribe=True where two ranks may share a device.",
             )
         return cls(strategy, gpus, scores, oversubscribe)
 

@@ -217,6 +217,8 @@ def placement_on(
         why = f"no accelerator is visible on {node.hostname}"
     elif launch.devices_bound and not by_rank(choice):
         why = f"{launch.launcher} gave this process its own device"
+    elif launch.local_rank is None and len(pool) == 1 and not by_rank(choice):
+        why = f"it is the only device in reach; {launch.launcher} tells no local rank"
     else:
         why = f"{choice.name}: {in_words(choice, pool)}"
     return Placement(launch=launch, device=device, strategy=choice.name, why=why)

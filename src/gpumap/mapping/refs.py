@@ -2,22 +2,40 @@
 
 import re
 from collections.abc import Collection, Iterable, Sequence
-from typing import cast
+from numbers import Integral
+from typing import Protocol, SupportsIndex, cast
 
 from gpumap.errors import DeviceError
 from gpumap.mapping.devices import Device, Node
 
 __all__ = ["DeviceRef", "refs_of", "resolve", "resolve_all"]
 
-DeviceRef = int | str
+
+class TorchDevice(Protocol):
+    """What a torch.device has; torch itself is not imported here."""
+
+    @property
+    def type(self) -> str:
+        """The kind of device."""
+        ...
+
+    @property
+    def index(self) -> int:
+        """The index among the visible devices of that kind."""
+        ...
+
+
+Plain = int | str
+DeviceRef = Plain | SupportsIndex | TorchDevice
 """What a user may call a device.
 
-An int is the index as torch counts it, after masking. A str is a UUID, a prefix of one
-that fits a single device, or a PCI bus ID.
+An int is the index as torch counts it, after masking. A str is torch's name of that
+index ("cuda:2"), a UUID, a prefix of one that fits a single device, or a PCI bus ID. A
+torch.device and numpy's integers are taken for what they say.
 """
 
 
-def refs_of(text: str) -> list[DeviceRef]:
+def refs_of(text: str) -> list[Plain]:
     """Return the references in a text such as "2,3" or "GPU-5c3a,GPU-77".
 
     Raises:
@@ -51,18 +69,16 @@ def resolve_all(refs: Iterable[DeviceRef], node: Node) -> tuple[Device, ...]:
     Raises:
         DeviceError: A reference names none, or several; all such are listed at once.
     """
-    refs = list(refs)
-    for ref in refs:
-        _check_form(ref)
-    found = {ref: _matches(ref, node) for ref in refs}
-    missing = [ref for ref in refs if not found[ref]]
+    plain = [_plain(ref) for ref in refs]
+    found = {ref: _matches(ref, node) for ref in plain}
+    missing = [ref for ref in plain if not found[ref]]
     if missing:
         raise DeviceError(
             f"there is no device {_list(missing)} on {node.hostname}.",
             node.visible,
-            _what_to_write(refs, node),
+            _what_to_write(plain, node),
         )
-    for ref in refs:
+    for ref in plain:
         if len(found[ref]) > 1:
             raise DeviceError(
                 f"{ref!r} names {len(found[ref])} devices on {node.hostname}.",
@@ -71,10 +87,15 @@ def resolve_all(refs: Iterable[DeviceRef], node: Node) -> tuple[Device, ...]:
                 if found[ref][0].mig
                 else "Write more of the UUID.",
             )
-    return tuple(found[ref][0] for ref in refs)
+    return tuple(found[ref][0] for ref in plain)
 
 
-def _check_form(ref: object) -> None:
+def _plain(ref: object) -> Plain:
+    """Return a reference as an int or a str, whatever library's number it is.
+
+    Raises:
+        DeviceError: It is no reference.
+    """
     good = 'Write an index (2), a UUID ("GPU-5c3…") or a PCI bus ID ("0000:3b:00.0").'
     if isinstance(ref, list | tuple | set | frozenset):
         inside = cast("Collection[object]", ref)
@@ -84,21 +105,29 @@ def _check_form(ref: object) -> None:
             f"It is a {type(inside).__name__} of {len(inside)}.",
             f"A pool is one flat list, gpus=[{flat}]; a strategy returns one device.",
         )
-    if isinstance(ref, bool) or not isinstance(ref, int | str):
+    if isinstance(ref, Integral) and not isinstance(ref, bool):
+        if ref < 0:
+            raise DeviceError(
+                f"{ref} is not a device index.", "Indices count from 0.", good
+            )
+        return int(ref)
+    # A torch.device, and nothing else, has both; its text is torch's name.
+    text = str(ref) if hasattr(ref, "type") and hasattr(ref, "index") else ref
+    if not isinstance(text, str):
         raise DeviceError(
             f"{ref!r} is not a device.", f"It is a {type(ref).__name__}.", good
         )
-    if isinstance(ref, int) and ref < 0:
-        raise DeviceError(
-            f"{ref} is not a device index.", "Indices count from 0.", good
-        )
-    if isinstance(ref, str) and not ref.strip():
+    if not text.strip():
         raise DeviceError("an empty text is not a device.", f"Got {ref!r}.", good)
+    return text
 
 
-def _matches(ref: DeviceRef, node: Node) -> list[Device]:
+def _matches(ref: Plain, node: Node) -> list[Device]:
     if isinstance(ref, int):
         return list(node.devices[ref : ref + 1])
+    if named := re.fullmatch(r"\s*([a-z]+):(\d{1,9})\s*", ref):
+        at_index = node.devices[int(named[2]) : int(named[2]) + 1]
+        return [device for device in at_index if device.kind == named[1]]
     bus = _bus_id(ref)
     if bus is not None:
         return [
@@ -119,25 +148,20 @@ def _bus_id(text: str) -> tuple[int, ...] | None:
     return tuple(int(part or "0", 16) for part in match.groups()) if match else None
 
 
-def _what_to_write(refs: Sequence[DeviceRef], node: Node) -> str:
+def _what_to_write(refs: Sequence[Plain], node: Node) -> str:
     """Say what was probably meant: physical numbers under a mask, most often."""
     if not node.devices:
         return (
             "Leave gpus out to run on the CPU, or pretend a machine with "
             "GPUMAP_REHEARSAL=dgx-a100."
         )
-    digits = [re.fullmatch(r"(?:[a-z]+:)?(\d{1,9})", str(ref)) for ref in refs]
-    numbers = [int(match[1]) for match in digits if match]
-    if (
-        any(isinstance(ref, str) for ref in refs)
-        and all(digits)
-        and max(numbers) < len(node.devices)
-    ):
+    numbers = _numbers(refs)
+    if any(str(n) in refs for n in numbers) and max(numbers) < len(node.devices):
         return f"An index is a number, not a text: write gpus={numbers}."
     physical = {d.physical_index: d.index for d in node.devices if not d.mig}
     masked = any(number not in (None, index) for number, index in physical.items())
-    if masked and all(ref in physical for ref in refs):
-        instead = [physical[ref] for ref in refs if isinstance(ref, int)]
+    if masked and numbers and all(number in physical for number in numbers):
+        instead = [physical[number] for number in numbers]
         return (
             f"Those are physical numbers; a *_VISIBLE_DEVICES mask renumbers what it "
             f"leaves visible from 0: write gpus={instead}, or UUIDs."
@@ -150,5 +174,11 @@ def _what_to_write(refs: Sequence[DeviceRef], node: Node) -> str:
     return "Name devices listed above, by index, UUID or PCI bus ID."
 
 
-def _list(refs: Sequence[DeviceRef]) -> str:
+def _numbers(refs: Sequence[Plain]) -> list[int]:
+    """Return the numbers that are all of what was written: 2, "2" or "cuda:2"."""
+    found = [re.fullmatch(r"(?:[a-z]+:)?(\d{1,9})", str(ref)) for ref in refs]
+    return [int(match[1]) for match in found if match] if all(found) else []
+
+
+def _list(refs: Sequence[Plain]) -> str:
     return ", ".join(map(repr, dict.fromkeys(refs)))

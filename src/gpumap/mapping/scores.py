@@ -2,9 +2,10 @@
 
 import math
 from collections.abc import Mapping
+from numbers import Real
 
 from gpumap.errors import PlacementError
-from gpumap.mapping.choice import Scores
+from gpumap.mapping.choice import Scores, called
 from gpumap.mapping.devices import Device, Node
 from gpumap.mapping.refs import DeviceRef, resolve_all
 
@@ -47,7 +48,7 @@ def _found(
     if scores == "multiprocessors":
         return {d.index: d.multiprocessors for d in pool}
     if callable(scores):
-        return {d.index: scores(d) for d in pool}
+        return {d.index: called(scores, d, whose=str(d)) for d in pool}
     if scores is None or not hasattr(scores, "items"):
         raise PlacementError(
             f"scores={scores!r} is not understood.",
@@ -74,6 +75,9 @@ def _named(
 
 
 def _is_number(score: object) -> bool:
-    if isinstance(score, bool) or not isinstance(score, int | float):
+    if isinstance(score, bool) or not isinstance(score, Real):
         return False
-    return math.isfinite(score)
+    try:
+        return math.isfinite(score)
+    except OverflowError:  # an int that is larger than any float
+        return False

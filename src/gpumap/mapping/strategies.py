@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gpumap.errors import DeviceError, LaunchError, PlacementError
-from gpumap.mapping.choice import Choice
+from gpumap.mapping.choice import Choice, called
 from gpumap.mapping.devices import Device, Node
 from gpumap.mapping.launch import Launch
 from gpumap.mapping.linked import best_linked
@@ -100,6 +100,8 @@ def pool_of(choice: Choice, launch: Launch, node: Node) -> tuple[Device, ...]:
     if not isinstance(choice.strategy, str):
         return pool
     rule = STRATEGIES[choice.strategy]
+    if _is_only_one(launch, pool):
+        return pool
     if rule.place == "local_rank" and not launch.devices_bound:
         _refuse_more_processes(choice, launch, pool, node)
     return rule.order(choice, launch, pool, node)
@@ -128,7 +130,17 @@ def pick(
         return device
     if STRATEGIES[choice.strategy].place == "rank":
         return pool[launch.rank % len(pool)]
-    return pool[0 if launch.devices_bound else _local_rank(launch)]
+    if launch.devices_bound or _is_only_one(launch, pool):
+        return pool[0]
+    return pool[_local_rank(launch)]
+
+
+def _is_only_one(launch: Launch, pool: tuple[Device, ...]) -> bool:
+    """Tell whether there is one device, and no local rank that says it is another's.
+
+    The roll call finds out where two such ranks are on one device.
+    """
+    return len(pool) == 1 and launch.local_rank is launch.local_world_size is None
 
 
 def _local_rank(launch: Launch) -> int:
@@ -167,7 +179,11 @@ def _refuse_more_processes(
 
 def _from_function(choice: Choice, launch: Launch, node: Node) -> Device:
     assert callable(choice.strategy)  # noqa: S101 - for the type checkers
-    answer = choice.strategy(launch, node)
+    where = (
+        f"rank {launch.rank} (node_rank {launch.node_rank}, "
+        f"local_rank {launch.local_rank})"
+    )
+    answer = called(choice.strategy, launch, node, whose=where)
     if isinstance(answer, Device):
         if answer in node.devices:
             return answer
@@ -175,10 +191,6 @@ def _from_function(choice: Choice, launch: Launch, node: Node) -> Device:
     try:
         return resolve(answer, node)
     except DeviceError as error:
-        where = (
-            f"rank {launch.rank} (node_rank {launch.node_rank}, "
-            f"local_rank {launch.local_rank})"
-        )
         hint = "Return an index, a UUID or a PCI bus ID of a device listed."
         if isinstance(answer, int) and answer >= len(node.devices):
             hint = (

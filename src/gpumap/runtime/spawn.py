@@ -7,6 +7,7 @@ import pickle
 import sys
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from numbers import Integral
 from typing import Any, TypeVar
 
 import torch
@@ -14,7 +15,7 @@ import torch.distributed as dist
 
 from gpumap.detect.launchers import detect_launch
 from gpumap.detect.rehearsal import REHEARSAL, rehearsed_node
-from gpumap.errors import DeviceError, SessionError
+from gpumap.errors import DeviceError, LaunchError, SessionError
 from gpumap.mapping.choice import GPUS
 from gpumap.mapping.refs import DeviceRef
 from gpumap.runtime.fresh import Parent, named
@@ -65,11 +66,13 @@ def spawn(
 
     Raises:
         SessionError: A process could not start, was killed, or ended without a result;
-            or the script lacks `if __name__ == "__main__":`.
+            this process is a rank among several already; or the script lacks
+            `if __name__ == "__main__":`.
         Exception: What a rank raised, of its own type, with notes that say which rank
             it was and what its traceback was. The other ranks are ended.
     """
     _refuse_while_importing()
+    _refuse_among_ranks()
     seconds = start_seconds("start_timeout", start_timeout, os.environ)
     count = _count(gpus, nprocs)
     payload, pickler = _packed((function, args, kwargs))
@@ -129,6 +132,24 @@ def _refuse_while_importing() -> None:
         )
 
 
+def _refuse_among_ranks() -> None:
+    """Refuse to start a job in each rank of a job: on the same devices, mostly."""
+    try:
+        launch = detect_launch()
+    except LaunchError:
+        return  # what is set in halves is not what the new processes read
+    if launch.world_size == 1:
+        return
+    raise SessionError(
+        f"spawn() was called in rank {launch.rank} of {launch.world_size}, which "
+        f"{launch.launcher} started.",
+        "Each of these ranks would start a job of its own, on the same devices.",
+        "Open gpumap.session() or ddp_session() here without spawn(), or start the "
+        "script once, by python alone. If each is meant to be a job of its own, set "
+        "GPUMAP_LAUNCHER=none, and give each gpus=[…] of its own.",
+    )
+
+
 def _count(gpus: Sequence[DeviceRef] | None, nprocs: object) -> int:
     if gpus is not None and (isinstance(gpus, str) or not isinstance(gpus, Sequence)):
         raise DeviceError(
@@ -138,13 +159,13 @@ def _count(gpus: Sequence[DeviceRef] | None, nprocs: object) -> int:
         )
     if nprocs is None:
         nprocs = _visible() if gpus is None else len(gpus)
-    if isinstance(nprocs, bool) or not isinstance(nprocs, int) or nprocs < 1:
+    if isinstance(nprocs, bool) or not isinstance(nprocs, Integral) or nprocs < 1:
         raise SessionError(
             f"nprocs={nprocs!r} is not a number of processes.",
             f"gpus={gpus!r}.",
             "Write a whole number from 1, or list a device in gpus=[…] for each.",
         )
-    return nprocs
+    return int(nprocs)
 
 
 def _visible() -> int:
