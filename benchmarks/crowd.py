@@ -41,7 +41,13 @@ def _answer(rank: int, port: int, world_size: int, start: threading.Barrier) -> 
     board = Board(client, "gpumap/0/1")
     device = f"cuda:{rank}"
     me = Member(rank=rank, hostname="n1", pid=rank, device=device, identity=device)
-    terms = Terms(world_size=world_size, backend="nccl", strategy="local_rank")
+    terms = Terms(
+        world_size=world_size,
+        kind="cuda",
+        rehearsal=False,
+        backend="nccl",
+        strategy="local_rank",
+    )
     start.wait(_PATIENCE)
     roll_call(board, me, terms, _PATIENCE, hosted=False)
     client.close()

@@ -245,3 +245,12 @@ class Unloadable:
 def returns_what_cannot_be_loaded() -> object:
     """Return it."""
     return Unloadable()
+
+
+def opens_alone(results: Any) -> None:
+    """Open a session in a process that multiprocessing has started."""
+    try:
+        with gpumap.session(device="cpu") as s:
+            results.put(s.world_size)
+    except gpumap.LaunchError as error:
+        results.put(error.happened + error.hint)

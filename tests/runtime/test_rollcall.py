@@ -41,6 +41,33 @@ def test_one_device_under_two_masks_is_found_by_its_uuid(tmp_path: Path) -> None
         assert "calls it cuda:0" in rank.out
 
 
+def test_a_rank_that_sees_no_device_is_told_with_its_mask() -> None:
+    """Four cards, and masks of 3 and 4: rank 1 is on the CPU, as both ranks say."""
+    masks = ("3", "4")
+    ended = run(
+        "timed",
+        every={"GPUMAP_REHEARSAL": "rtx3090x4"},
+        each={rank: {"CUDA_VISIBLE_DEVICES": mask} for rank, mask in enumerate(masks)},
+    )
+    for rank, first in zip(ended, said(ended), strict=True):
+        assert re.fullmatch(
+            r"rank 1 \(.*\) trains on the CPU, and rank 0 \(.*\) on cuda:0 \(.*\)\.",
+            first,
+        )
+        assert (
+            "On rank 1: No accelerator is visible on rtx3090x4, under "
+            "CUDA_VISIBLE_DEVICES='4'.\n"
+        ) in rank.out
+    assert "CUDA_VISIBLE_DEVICES='4' lists 1 devices, and 0 are visible" in ended[1].out
+
+
+def test_a_rehearsal_on_one_rank_alone_is_told() -> None:
+    """The other one trains on what there is."""
+    ended = run("timed", each={0: REHEARSAL})
+    for first in said(ended):
+        assert first.startswith("the ranks disagree on GPUMAP_REHEARSAL: rank ")
+
+
 def test_slices_of_one_gpu_under_two_masks_are_refused_with_the_reason() -> None:
     """Each process sees one slice, as CUDA shows it: only together can it be found."""
     masks = ("MIG-0c757cd7", "MIG-703fb6ed")

@@ -1,14 +1,45 @@
 """Sessions in real processes, over gloo on the CPU."""
 
+import multiprocessing
 import re
 import subprocess
 import sys
+from typing import Any
 
 import pytest
+import spawnjobs
 from environments import clean_environment
 from jobs import WORKER, Ended, finish, free_port, run, start
 
 REHEARSAL = {"GPUMAP_REHEARSAL": "dgx-a100"}
+
+
+def test_a_process_of_multiprocessing_with_an_address_and_no_rank_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two of mp.spawn's processes would each be rank 0 of 1 on the first device."""
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+
+    def result() -> Any:
+        process = context.Process(target=spawnjobs.opens_alone, args=(results,))
+        process.start()
+        found = results.get(timeout=60)
+        process.join()
+        return found
+
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    monkeypatch.setenv("MASTER_PORT", "29841")
+    refusal = result()
+    assert refusal.startswith("this process has an address to meet others at, and no")
+    assert "gpumap.spawn(function, …)" in refusal
+    monkeypatch.setenv("GPUMAP_LAUNCHER", "none")
+    assert result() == 1
+    monkeypatch.delenv("GPUMAP_LAUNCHER")
+    monkeypatch.delenv("MASTER_PORT")
+    assert result() == 1
 
 
 def ended_well(ended: list[Ended]) -> list[str]:

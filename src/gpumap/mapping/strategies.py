@@ -151,10 +151,11 @@ def _local_rank(launch: Launch) -> int:
     raise LaunchError(
         f"which GPU rank {launch.rank} trains on depends on its local rank, and the "
         "launcher does not say it.",
-        f"{launch.launcher}: rank={launch.rank}, world_size={launch.world_size}, "
-        "LOCAL_RANK is not set.",
+        f"{launch.launcher}: rank={launch.rank}, world_size={launch.world_size}, no "
+        "local_rank.",
         "Set LOCAL_RANK and LOCAL_WORLD_SIZE for each process, or start with torchrun, "
-        "which does.",
+        "which does; or pass launch=gpumap.Launch(…) with local_rank and "
+        "local_world_size.",
         ("LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     )
 

@@ -11,7 +11,7 @@ from gpumap.mapping.masks import (
     rocm_visible,
 )
 
-__all__ = ["ALL_MASKS", "doubt", "mask_length", "mask_of", "visible"]
+__all__ = ["ALL_MASKS", "doubt", "mask_length", "mask_of", "masks_of", "visible"]
 
 # By vendor; the one that acts last on the numbering comes first.
 _MASKS = {
@@ -59,7 +59,7 @@ def mask_of(node: Node, environ: Mapping[str, str]) -> tuple[str, str] | None:
 
     None where none is set. Where no device is visible, any vendor's mask counts.
     """
-    return next(iter(_masks(node, environ)), None)
+    return next(iter(masks_of(node, environ)), None)
 
 
 def doubt(seen: Node, environ: Mapping[str, str]) -> str | None:
@@ -68,7 +68,7 @@ def doubt(seen: Node, environ: Mapping[str, str]) -> str | None:
     seen is the node as the process sees it, under the masks.
     """
     there = len(seen.devices)
-    for name, text in _masks(seen, environ):
+    for name, text in masks_of(seen, environ):
         if text in ("", "-1"):
             continue
         entries = text.split(",")
@@ -95,7 +95,7 @@ def doubt(seen: Node, environ: Mapping[str, str]) -> str | None:
     return None
 
 
-def _masks(node: Node, environ: Mapping[str, str]) -> list[tuple[str, str]]:
+def masks_of(node: Node, environ: Mapping[str, str]) -> list[tuple[str, str]]:
     """Return the masks that act on a node's devices, the last one first."""
     names = _MASKS.get(_vendor(node), ()) if node.devices else ALL_MASKS
     found = [(name, environ[name]) for name in names if name in environ]

@@ -76,7 +76,8 @@ def ddp_session(
         ddp: Passed on to DistributedDataParallel.
 
     Raises:
-        LaunchError: What started this process cannot be told, or contradicts itself.
+        LaunchError: What started this process cannot be told, or contradicts itself; or
+            multiprocessing did, and there is an address to meet at, and no rank.
         DeviceError: A device is asked for that is not there.
         PlacementError: Two ranks would share a device, or one has none.
         RollCallError: The ranks, comparing notes, cannot start together.

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from gpumap.errors import RollCallError
 from gpumap.mapping.launch import Launch
+from gpumap.mapping.visibility import masks_of
 from gpumap.runtime.board import Board
 from gpumap.runtime.client import StoreLostError
 from gpumap.runtime.likeness import Likeness
@@ -61,7 +62,7 @@ def join(
     """
     prepared, likeness = _prepare_or_answer(asked, launch, check, adopted=adopted)
     meeting = _meet(launch, asked.start_seconds, asked, adopted=adopted)
-    me = _member(prepared)
+    me = _member(prepared, asked)
     try:
         with closing(meeting.board(asked.start_seconds)) as board:
             host = _call_the_roll(asked, prepared, meeting, board, me, likeness)
@@ -128,16 +129,28 @@ def _meet(launch: Launch, seconds: float, asked: Asked, *, adopted: bool) -> Mee
     return meet(launch, seconds, asked.environ)
 
 
-def _member(prepared: Prepared) -> Member:
+def _member(prepared: Prepared, asked: Asked) -> Member:
     return Member(
         rank=prepared.placement.launch.rank,
         hostname=prepared.node.hostname,
         pid=os.getpid(),
         device=str(prepared.placement.device),
         identity=None if prepared.choice.oversubscribe else _identity(prepared),
+        sight=_sight(prepared, asked),
         hint=_hint(prepared),
         pid_space=pid_space(),
     )
+
+
+def _sight(prepared: Prepared, asked: Asked) -> str:
+    """Return why this rank trains on the CPU, if it does."""
+    if prepared.placement.device.kind != "cpu":
+        return ""
+    if asked.device == "cpu":
+        return 'device="cpu" was asked for.'
+    masks = masks_of(prepared.node, asked.environ)
+    under = ", ".join(f"{name}={text!r}" for name, text in masks)
+    return f"{prepared.node.visible[:-1]}, under {under or 'no mask'}."
 
 
 def _hint(prepared: Prepared) -> str:
@@ -199,6 +212,8 @@ def _call_the_roll(
     launch = prepared.placement.launch
     terms = Terms(
         world_size=launch.world_size,
+        kind=prepared.placement.device.kind,
+        rehearsal=prepared.rehearsal is not None,
         backend=prepared.backend,
         strategy=prepared.choice.name,
         ddp=dict(likeness.options),

@@ -18,6 +18,7 @@ class Member(Value):
         pid: The process id there.
         device: The device's name, for people.
         identity: What tells this device from all others; None where ranks may share.
+        sight: Why it trains on the CPU, if it does.
         hint: What this rank would change if its device turned out to be taken.
         pid_space: Where the process id counts.
     """
@@ -27,6 +28,7 @@ class Member(Value):
     pid: int
     device: str
     identity: str | None = None
+    sight: str = ""
     hint: str = ""
     pid_space: str | None = None
 
@@ -40,6 +42,8 @@ class Terms(Value):
 
     Attributes:
         world_size: Number of ranks.
+        kind: The kind of device that the rank trains on, also a pretended one.
+        rehearsal: Whether the rank pretends its machine.
         backend: The process group's backend.
         strategy: The strategy's name.
         ddp: DistributedDataParallel's own options, in words.
@@ -47,6 +51,8 @@ class Terms(Value):
     """
 
     world_size: int
+    kind: str
+    rehearsal: bool
     backend: str
     strategy: str
     ddp: Mapping[str, str] = Field(default_factory=dict)
@@ -56,6 +62,8 @@ class Terms(Value):
         """Return all of it that can be said in a word, by name."""
         return {
             "world_size": str(self.world_size),
+            "GPUMAP_REHEARSAL": "it" if self.rehearsal else "none",
+            "the kind of device": repr(self.kind),
             "backend": repr(self.backend),
             "strategy": repr(self.strategy),
             "session": "ddp_session()" if self.model else "session()",

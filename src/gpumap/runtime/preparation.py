@@ -1,6 +1,7 @@
 """What a session needs to know before it meets the others: all this rank's own."""
 
 import logging
+import multiprocessing
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from torch.distributed.constants import default_pg_timeout
 from gpumap.detect.hardware import detect_node
 from gpumap.detect.launchers import detect_launch
 from gpumap.detect.rehearsal import REHEARSAL, rehearsed_node
-from gpumap.errors import DeviceError, SessionError
+from gpumap.errors import DeviceError, LaunchError, SessionError
 from gpumap.mapping.advice import blindly_linked
 from gpumap.mapping.choice import Choice, Gpus, Scores, Strategy, pool_named
 from gpumap.mapping.devices import Node
@@ -31,6 +32,7 @@ __all__ = [
     "Prepared",
     "launch_of_group",
     "prepare",
+    "refuse_without_a_rank",
     "seconds_of",
     "start_seconds",
 ]
@@ -182,11 +184,14 @@ def prepare(asked: Asked, launch: Launch) -> Prepared:
         if idle := idle_devices(placement, node, choice):
             level = logging.INFO if choice.gpus is None else logging.WARNING
             log.log(level, "%s", idle)
-        if slip := doubt(node, asked.environ):
-            log.warning("%s", slip)
         blind = choice.strategy == "linked" and blindly_linked([placement.device], node)
         if blind:
             log.warning("%s", blind)
+    # Of a mask that all have, one rank tells; of one of its own, each.
+    own = launch.devices_bound or not node.devices
+    tells = own or (launch.local_rank or 0) == 0
+    if tells and (slip := doubt(node, asked.environ)):
+        log.warning("%s", slip)
     device = _torch_device(placement, rehearsal)
     if device.type != "cpu":
         # Before anything else, so that no later step opens a context on device 0.
@@ -211,6 +216,35 @@ def launch_of_group(asked: Asked) -> Launch:
         f"rank {launch.rank} of {launch.world_size}.",
         "torch.distributed was initialised before the session.",
         "Let gpumap initialise it, or pass launch=gpumap.Launch(…) with its numbers.",
+    )
+
+
+def refuse_without_a_rank(launch: Launch, environ: Mapping[str, str]) -> None:
+    """Refuse a process of multiprocessing that is to meet others, and has no rank.
+
+    Each of torch.multiprocessing.spawn's processes gets its rank as an argument; where
+    only the address is set, each believes to be alone, on the first device.
+
+    Raises:
+        LaunchError: It would be a world of one.
+    """
+    address = [environ.get(name) for name in ("MASTER_ADDR", "MASTER_PORT")]
+    if (
+        launch.launcher != "single process"
+        or multiprocessing.parent_process() is None
+        or not all(address)
+        or environ.get("GPUMAP_LAUNCHER")
+    ):
+        return
+    raise LaunchError(
+        "this process has an address to meet others at, and no rank.",
+        f"Multiprocessing started it; MASTER_ADDR={address[0]!r}, "
+        f"MASTER_PORT={address[1]!r}, and RANK and WORLD_SIZE are not set.",
+        "Start the function by gpumap.spawn(function, …), which sets all of it; or set "
+        "RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE beside the address, out of "
+        "the rank that mp.spawn passes. If it is alone, unset the address, or set "
+        "GPUMAP_LAUNCHER=none.",
+        ("RANK", "WORLD_SIZE"),
     )
 
 

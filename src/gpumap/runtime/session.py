@@ -21,7 +21,12 @@ from gpumap.runtime.ending import Alone, Ending
 from gpumap.runtime.group import ProcessGroup, refuse_a_dead_group
 from gpumap.runtime.joining import Joined, join
 from gpumap.runtime.likeness import Likeness
-from gpumap.runtime.preparation import Asked, Prepared, launch_of_group
+from gpumap.runtime.preparation import (
+    Asked,
+    Prepared,
+    launch_of_group,
+    refuse_without_a_rank,
+)
 from gpumap.runtime.sigterm import Sigterm, Terminated
 
 __all__ = ["Session", "current", "life_of", "session"]
@@ -134,6 +139,7 @@ def life_of(
             if adopted
             else asked.launch or detect_launch(asked.environ)
         )
+        refuse_without_a_rank(launch, asked.environ)
         joined = join(asked, launch, check, adopted=adopted)
         _log_start(joined.prepared)
         group = ProcessGroup(joined.prepared, asked, joined.meeting)

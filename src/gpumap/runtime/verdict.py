@@ -80,12 +80,26 @@ def disagreement(first: Signed, me: Member, terms: Terms) -> Verdict:
     """Say what two ranks have otherwise than each other, their models left out."""
     theirs, mine = first.terms.in_words(), terms.in_words()
     name = next(n for n in (*mine, *theirs) if mine.get(n) != theirs.get(n))
+    if name == "the kind of device" and "cpu" in (first.terms.kind, terms.kind):
+        return _half_on_cpu(first.member, me)
     values = [values.get(name, "not given") for values in (theirs, mine)]
     return Verdict(
         happened=f"the ranks disagree on {name}: {first.member} has {values[0]}, {me} "
         f"has {values[1]}.",
         hint=f"Give every rank the same {name}.",
         ranks=(first.member.rank, me.rank),
+    )
+
+
+def _half_on_cpu(one: Member, other: Member) -> Verdict:
+    """Say that one of two ranks sees no accelerator, or wants none."""
+    on_cpu, on_device = (one, other) if one.sight else (other, one)
+    return Verdict(
+        happened=f"{on_cpu} trains on the CPU, and {on_device} on {on_device.device}.",
+        seen=f"On rank {on_cpu.rank}: {on_cpu.sight}",
+        hint=f"Let rank {on_cpu.rank} see a device of its own, or let every rank train "
+        'on the CPU with device="cpu".',
+        ranks=tuple(sorted((one.rank, other.rank))),
     )
 
 
