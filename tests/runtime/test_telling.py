@@ -4,9 +4,12 @@ import re
 import signal
 
 import pytest
+import torch.distributed as dist
 from environments import rank_environment
 from jobs import endings, finish, free_port, run, start
 
+from gpumap.runtime.board import Board, TorchKeys
+from gpumap.runtime.failures import Fault
 from gpumap.runtime.telling import described, note, notes_of, signal_name
 
 
@@ -85,3 +88,13 @@ def test_every_signal_has_a_name() -> None:
     """Real-time ones too, which Python does not name."""
     assert signal_name(9) == "SIGKILL"
     assert signal_name(signal.SIGRTMIN + 3) == "SIGRTMIN+3"
+
+
+def test_nothing_that_another_process_wrote_commands_a_terminal() -> None:
+    """ESC, CSI in one byte, NUL, a bell, and a mark that turns the direction."""
+    board = Board(TorchKeys(dist.HashStore()), "x/")
+    fault = Fault(text="a\x1b[2J\x9b1m\0\a\u202eb\nc\td é", hint="\x7f", ranks=(1,))
+    board.write("outcome", fault)
+    assert board.read("outcome", Fault) == Fault(
+        text="a\\x1b[2J\\x9b1m\\x00\\x07\\u202eb\nc\td é", hint="\\x7f", ranks=(1,)
+    )

@@ -1,5 +1,6 @@
 """What ranks tell each other over a store: short JSON, and no wait without end."""
 
+import json
 import time
 from collections.abc import Callable, Iterable
 from typing import Protocol, TypeVar
@@ -9,7 +10,7 @@ import torch.distributed as dist
 from gpumap.errors import RollCallError
 from gpumap.mapping.values import Value
 from gpumap.runtime.client import StoreLostError, readable
-from gpumap.runtime.telling import first_line
+from gpumap.runtime.telling import first_line, printable
 
 __all__ = ["Board", "Keys", "TorchKeys"]
 
@@ -170,7 +171,7 @@ class Board:
     def _parse(self, key: str, text: bytes, kind: type[V]) -> V:
         if len(text) <= _MOST_BYTES:
             try:
-                return kind.model_validate_json(text)
+                return kind.model_validate(printable(json.loads(text)))
             except Exception:  # noqa: BLE001, S110 - whatever it is, it is not ours
                 pass
         raise RollCallError(

@@ -3,9 +3,17 @@
 import signal
 import time
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
-__all__ = ["Reminder", "described", "first_line", "note", "notes_of", "signal_name"]
+__all__ = [
+    "Reminder",
+    "described",
+    "first_line",
+    "note",
+    "notes_of",
+    "printable",
+    "signal_name",
+]
 
 _MOST_CHARACTERS = 1000
 
@@ -46,6 +54,25 @@ def notes_of(error: BaseException) -> list[str]:
         notes: Any = getattr(error, "__notes__", [])
         return list(map(str, notes if hasattr(notes, "append") else [notes]))
     return []
+
+
+def printable(value: Any) -> Any:  # noqa: ANN401 - whatever stands in JSON
+    """Return a value in whose texts nothing can command a terminal.
+
+    What other processes write to a store may hold ESC, NUL or marks that turn the
+    direction of what is read; only line ends and tabs stay.
+    """
+    if isinstance(value, str):
+        return "".join(
+            c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode()
+            for c in value
+        )
+    if isinstance(value, dict):
+        fields = cast("dict[str, object]", value)
+        return {printable(name): printable(item) for name, item in fields.items()}
+    if isinstance(value, list):
+        return [printable(item) for item in cast("list[object]", value)]
+    return value
 
 
 def signal_name(number: int) -> str:
