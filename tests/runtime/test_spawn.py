@@ -83,6 +83,24 @@ def test_gpus_may_be_named_as_other_libraries_name_them(
     assert scored.device.index == 2
 
 
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({"args": (2,)}, "train cannot be called with what spawn() was given: missing"),
+        ({"factor": 3.0}, "train cannot be called with what spawn() was given: "),
+    ],
+)
+def test_arguments_that_do_not_fit_are_told_before_anything_starts(
+    how: dict[str, Any], said: str
+) -> None:
+    """As torch.multiprocessing.spawn takes them, for instance; no rank is passed."""
+    with pytest.raises(gpumap.SessionError) as caught:
+        gpumap.spawn(spawnjobs.train, nprocs=2, **how)
+    assert caught.value.happened.startswith(said)
+    assert "It is train(" in caught.value.seen
+    assert "gpumap.current().rank" in caught.value.hint
+
+
 def test_ranks_of_a_launcher_do_not_start_jobs_of_their_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -1,11 +1,12 @@
 """spawn: one process for each device of this machine, and what they return."""
 
 import importlib.util
+import inspect
 import multiprocessing
 import os
 import pickle
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from numbers import Integral
 from typing import Any, TypeVar
@@ -66,13 +67,15 @@ def spawn(
 
     Raises:
         SessionError: A process could not start, was killed, or ended without a result;
-            this process is a rank among several already; or the script lacks
+            the function takes other arguments; this process is a rank among several
+            already; or the script lacks
             `if __name__ == "__main__":`.
         Exception: What a rank raised, of its own type, with notes that say which rank
             it was and what its traceback was. The other ranks are ended.
     """
     _refuse_while_importing()
     _refuse_among_ranks()
+    _refuse_other_arguments(function, args, kwargs)
     seconds = start_seconds("start_timeout", start_timeout, os.environ)
     count = _count(gpus, nprocs)
     payload, pickler = _packed((function, args, kwargs))
@@ -148,6 +151,29 @@ def _refuse_among_ranks() -> None:
         "script once, by python alone. If each is meant to be a job of its own, set "
         "GPUMAP_LAUNCHER=none, and give each gpus=[…] of its own.",
     )
+
+
+def _refuse_other_arguments(
+    function: Callable[..., object],
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object],
+) -> None:
+    """Refuse what the function cannot be called with, before any process starts."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return  # some of Python's own have none
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        name = getattr(function, "__name__", type(function).__name__)
+        raise SessionError(
+            f"{name} cannot be called with what spawn() was given: {error}.",
+            f"It is {name}{signature}.",
+            "Write spawn(function, a, b, name=c). The rank is not passed, as it is by "
+            "torch.multiprocessing.spawn(function, args=(…)): in a session it is "
+            "gpumap.current().rank.",
+        ) from None
 
 
 def _count(gpus: Sequence[DeviceRef] | None, nprocs: object) -> int:
