@@ -44,6 +44,7 @@ def _answer(rank: int, port: int, world_size: int, start: threading.Barrier) -> 
     terms = Terms(
         world_size=world_size,
         kind="cuda",
+        on_cpu_as_asked=False,
         rehearsal=False,
         backend="nccl",
         strategy="local_rank",

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from gpumap.errors import SessionError
-from gpumap.mapping.refs import DeviceRef
+from gpumap.mapping.refs import Plain
 from gpumap.mapping.values import Count, Index, Value
 
 __all__ = ["ITEM_SIZES", "MOST_RANKS", "Options", "Type"]
@@ -44,7 +44,7 @@ class Options(Value):
     rounds: Count = 5
     type: Type = "float"
     strategies: tuple[str, ...]
-    gpus: tuple[DeviceRef, ...] | None = None
+    gpus: tuple[Plain, ...] | None = None
     scores: Literal["memory", "multiprocessors"] = "memory"
     backend: str | None = None
 

@@ -56,8 +56,9 @@ CASES: dict[str, tuple[str, list[tuple[int, int]], list[int], list[int]]] = {
     "two GPUs for each task": (
         "-N1 -n2 -w n1 --gpus-per-task=2",
         [(0, 0), (0, 1)],
-        [0, 0],
-        [0, 2],
+        # It could be one mask for both: each counts by its local rank.
+        [0, 1],
+        [0, 3],
     ),
     "bound by a map": (
         "-N1 -n2 -w n1 --gres=gpu:4 --gpu-bind=map_gpu:3,1",

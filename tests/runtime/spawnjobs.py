@@ -2,6 +2,7 @@
 
 import atexit
 import dataclasses
+import functools
 import multiprocessing
 import multiprocessing.util
 import os
@@ -11,11 +12,13 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch.utils.data import DataLoader
 
 import gpumap
@@ -247,8 +250,34 @@ def returns_what_cannot_be_loaded() -> object:
     return Unloadable()
 
 
-def opens_alone(results: Any) -> None:
+def configured(function: Callable[[str], str]) -> Callable[[], str]:
+    """Give a function its argument, as configuration libraries do."""
+
+    @functools.wraps(function)
+    def inside() -> str:
+        return function("a configuration")
+
+    return inside
+
+
+@configured
+def reads(configuration: str) -> str:
+    """Return what the decorator gave."""
+    return configuration
+
+
+def comes_late(seconds: float) -> int:
+    """Let rank 1 come to the roll call some seconds after rank 0."""
+    if os.environ["RANK"] == "1":
+        time.sleep(seconds)
+    with gpumap.session(device="cpu") as s:
+        return s.rank
+
+
+def opens_alone(results: Any, group: str) -> None:
     """Open a session in a process that multiprocessing has started."""
+    if group == "in a group":
+        dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
     try:
         with gpumap.session(device="cpu") as s:
             results.put(s.world_size)

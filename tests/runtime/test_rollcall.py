@@ -11,6 +11,7 @@ from environments import rank_environment
 from jobs import Ended, finish, free_port, run, start
 
 import gpumap
+from gpumap.runtime.members import Terms
 
 REHEARSAL = {"GPUMAP_REHEARSAL": "dgx-a100"}
 DATA = Path(__file__).parent.parent / "data"
@@ -59,6 +60,28 @@ def test_a_rank_that_sees_no_device_is_told_with_its_mask() -> None:
             "CUDA_VISIBLE_DEVICES='4'.\n"
         ) in rank.out
     assert "CUDA_VISIBLE_DEVICES='4' lists 1 devices, and 0 are visible" in ended[1].out
+
+
+def test_a_rank_that_is_on_the_cpu_as_asked_may_join_devices() -> None:
+    """Over one backend, as a coordinator does over gloo; unasked, or over two, not."""
+
+    def terms(kind: str, backend: str, *, asked: bool = False) -> Terms:
+        return Terms(
+            world_size=2,
+            kind=kind,
+            on_cpu_as_asked=asked,
+            rehearsal=False,
+            backend=backend,
+            strategy="local_rank",
+        )
+
+    card = terms("cuda", "gloo")
+    assert card.different(terms("cpu", "gloo", asked=True)) == []
+    assert card.different(terms("cpu", "gloo")) == ["the kind of device"]
+    assert terms("cuda", "nccl").different(terms("cpu", "gloo", asked=True)) == [
+        "the kind of device",
+        "backend",
+    ]
 
 
 def test_a_rehearsal_on_one_rank_alone_is_told() -> None:

@@ -21,8 +21,8 @@ def test_a_process_of_multiprocessing_with_an_address_and_no_rank_is_refused(
     context = multiprocessing.get_context("spawn")
     results = context.Queue()
 
-    def result() -> Any:
-        process = context.Process(target=spawnjobs.opens_alone, args=(results,))
+    def result(group: str = "alone") -> Any:
+        process = context.Process(target=spawnjobs.opens_alone, args=(results, group))
         process.start()
         found = results.get(timeout=60)
         process.join()
@@ -35,6 +35,8 @@ def test_a_process_of_multiprocessing_with_an_address_and_no_rank_is_refused(
     refusal = result()
     assert refusal.startswith("this process has an address to meet others at, and no")
     assert "gpumap.spawn(function, …)" in refusal
+    # A group that exists already tells the rank.
+    assert result("in a group") == 1
     monkeypatch.setenv("GPUMAP_LAUNCHER", "none")
     assert result() == 1
     monkeypatch.delenv("GPUMAP_LAUNCHER")

@@ -101,6 +101,19 @@ def test_arguments_that_do_not_fit_are_told_before_anything_starts(
     assert "gpumap.current().rank" in caught.value.hint
 
 
+def test_what_a_decorator_takes_are_the_arguments() -> None:
+    """What functools.wraps points to takes others."""
+    assert gpumap.spawn(spawnjobs.reads, nprocs=1) == ["a configuration"]
+
+
+def test_one_of_the_ranks_says_who_is_awaited(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """The parent hosts the store, and waits for nobody."""
+    assert gpumap.spawn(spawnjobs.comes_late, 7.0, nprocs=2) == [0, 1]
+    assert capfd.readouterr().err.count("rank 1 of 2 not here yet; waiting for ") == 1
+
+
 def test_ranks_of_a_launcher_do_not_start_jobs_of_their_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

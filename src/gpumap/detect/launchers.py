@@ -21,7 +21,7 @@ from gpumap.detect.ports import port_of_name
 from gpumap.errors import LaunchError
 from gpumap.mapping.launch import Launch
 
-__all__ = ["LAUNCHERS", "detect_launch"]
+__all__ = ["LAUNCHERS", "detect_launch", "launched"]
 
 log = logging.getLogger("gpumap")
 
@@ -237,16 +237,10 @@ def detect_launch(environ: Mapping[str, str] | None = None) -> Launch:
     >>> detect_launch({}).launcher
     'single process'
     """
+    if (found := launched(environ)) is not None:
+        return found
     env = Environment(os.environ if environ is None else environ)
-    chosen = env.text("GPUMAP_LAUNCHER")
-    for row in LAUNCHERS if chosen is None else _named(chosen):
-        if all(env.text(mark) is not None for mark in row.marks) and row.applies(env):
-            launch = _read(row, env)
-            log.debug("launch: %s, from %s", row.launcher, env.seen())
-            return launch
-        if chosen is not None:
-            raise _not_this_one(row, env)
-    if chosen is None:
+    if env.text("GPUMAP_LAUNCHER") is None:
         refuse_half_a_family(_RANKS, env)
         slurm.say_no_step(env)
     log.debug("launch: single process")
@@ -261,6 +255,24 @@ def detect_launch(environ: Mapping[str, str] | None = None) -> Launch:
         node_ranks=(0,),
         job_id=env.text("GPUMAP_JOB_ID"),
     )
+
+
+def launched(environ: Mapping[str, str] | None = None) -> Launch | None:
+    """Return what a launcher says of this process; None where none started it.
+
+    Raises:
+        LaunchError: As detect_launch, but for what is missing in every family.
+    """
+    env = Environment(os.environ if environ is None else environ)
+    chosen = env.text("GPUMAP_LAUNCHER")
+    for row in LAUNCHERS if chosen is None else _named(chosen):
+        if all(env.text(mark) is not None for mark in row.marks) and row.applies(env):
+            launch = _read(row, env)
+            log.debug("launch: %s, from %s", row.launcher, env.seen())
+            return launch
+        if chosen is not None:
+            raise _not_this_one(row, env)
+    return None
 
 
 def _named(launcher: str) -> tuple[_Row, ...]:

@@ -284,7 +284,9 @@ class Ending:
         behind: list[tuple[Member, Answer]] = []
         for rank in range(self._world_size):
             answer = self._answer_of(rank)
-            if (answer.made or 0) < (mine.made or 0) and len(behind) < _MOST_NAMED:
+            if answer.made is None or mine.made is None:
+                continue
+            if answer.made < mine.made and len(behind) < _MOST_NAMED:
                 behind.append((self._board.read(f"rank/{rank}", Member), answer))
         for member, answer in behind:
             if answer.ended:

@@ -112,9 +112,9 @@ class ProcessGroup:
             self._name = _name_of(group)
             _made.add(group)
 
-    def doing(self, *, briefly: bool = False) -> Answer:
-        """Return what this rank is doing; briefly, without how many it has made."""
-        return progress(self._name, self._before, briefly=briefly)
+    def doing(self) -> Answer:
+        """Return what this rank is doing."""
+        return progress(self._name, self._before)
 
     def intact(self) -> bool:
         """Tell whether this rank is connected to all others, as far as is known."""

@@ -213,6 +213,7 @@ def _call_the_roll(
     terms = Terms(
         world_size=launch.world_size,
         kind=prepared.placement.device.kind,
+        on_cpu_as_asked=asked.device == "cpu",
         rehearsal=prepared.rehearsal is not None,
         backend=prepared.backend,
         strategy=prepared.choice.name,
@@ -228,6 +229,7 @@ def _call_the_roll(
             hosted=meeting.hosted,
             rows=likeness.rows,
             neighbours=neighbours_of(launch),
+            elsewhere=not meeting.rank_0s,
         )
         return board.read("rank/0", Member) if meeting.rank_0s else None
     except (KeyboardInterrupt, SystemExit) as error:

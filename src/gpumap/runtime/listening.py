@@ -14,7 +14,7 @@ from gpumap.runtime.client import StoreLostError, readable
 from gpumap.runtime.failures import Answer, Fault, gone, uneven
 from gpumap.runtime.journal import Entry, Journal, key_of
 from gpumap.runtime.members import Member
-from gpumap.runtime.progress import begun
+from gpumap.runtime.progress import begun, is_standing
 from gpumap.runtime.telling import first_line
 from gpumap.runtime.witness import end_of
 
@@ -33,8 +33,8 @@ _MOST_CONNECTIONS = 3
 class Watched(Protocol):
     """The process group, as far as a listener needs it."""
 
-    def doing(self, *, briefly: bool = False) -> Answer:
-        """Return what this rank is doing; briefly, without how many it has made."""
+    def doing(self) -> Answer:
+        """Return what this rank is doing."""
         ...
 
     def release(self) -> None:
@@ -188,13 +188,16 @@ class Listener:
         if self._begun != (now := begun()):
             self._begun = now
             mine = self._group.doing()
-            told = mine.model_copy(update={"ended": True, "made": mine.made or 0})
+            told = mine.model_copy(update={"ended": True})
             self._board.write(f"ended/{self._me.rank}", told)
 
     def _look_how_far(self) -> None:
         """Tell all where this rank stands in what an ended one will never join."""
         first = self._entries["end"].member
-        mine = self._group.doing(briefly=True)
+        if not is_standing():
+            self._looks = 0
+            return
+        mine = self._group.doing()
         theirs = self._board.read(f"ended/{first.rank}", Answer)
         stuck = (
             mine.stands_in is not None

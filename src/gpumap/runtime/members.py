@@ -6,7 +6,7 @@ from pydantic import Field
 
 from gpumap.mapping.values import Value
 
-__all__ = ["Member", "Signed", "Stranger", "Terms", "named"]
+__all__ = ["KIND", "Member", "Signed", "Stranger", "Terms", "named"]
 
 
 class Member(Value):
@@ -37,12 +37,16 @@ class Member(Value):
         return f"rank {self.rank} (pid {self.pid} on {self.hostname})"
 
 
+KIND = "the kind of device"
+
+
 class Terms(Value):
     """What all ranks must have in common.
 
     Attributes:
         world_size: Number of ranks.
         kind: The kind of device that the rank trains on, also a pretended one.
+        on_cpu_as_asked: Whether the user wants this rank on the CPU.
         rehearsal: Whether the rank pretends its machine.
         backend: The process group's backend.
         strategy: The strategy's name.
@@ -52,18 +56,31 @@ class Terms(Value):
 
     world_size: int
     kind: str
+    on_cpu_as_asked: bool
     rehearsal: bool
     backend: str
     strategy: str
     ddp: Mapping[str, str] = Field(default_factory=dict)
     model: str = ""
 
+    def different(self, other: "Terms") -> list[str]:
+        """Return the names of what two ranks have otherwise than each other."""
+        mine, theirs = self.in_words(), other.in_words()
+        names = [
+            n for n in dict.fromkeys([*mine, *theirs]) if mine.get(n) != theirs.get(n)
+        ]
+        # One backend may join a CPU and devices, where the user wants it so.
+        wanted = self.on_cpu_as_asked or other.on_cpu_as_asked
+        if wanted and self.backend == other.backend:
+            names = [name for name in names if name != KIND]
+        return names
+
     def in_words(self) -> dict[str, str]:
         """Return all of it that can be said in a word, by name."""
         return {
             "world_size": str(self.world_size),
             "GPUMAP_REHEARSAL": "it" if self.rehearsal else "none",
-            "the kind of device": repr(self.kind),
+            KIND: repr(self.kind),
             "backend": repr(self.backend),
             "strategy": repr(self.strategy),
             "session": "ddp_session()" if self.model else "session()",

@@ -189,7 +189,7 @@ def prepare(asked: Asked, launch: Launch) -> Prepared:
             log.warning("%s", blind)
     # Of a mask that all have, one rank tells; of one of its own, each.
     own = launch.devices_bound or not node.devices
-    tells = own or (launch.local_rank or 0) == 0
+    tells = (own or (launch.local_rank or 0) == 0) and asked.device != "cpu"
     if tells and (slip := doubt(node, asked.environ)):
         log.warning("%s", slip)
     device = _torch_device(placement, rehearsal)

@@ -1,8 +1,9 @@
 """How far this process has come: its collectives, and where its main thread is.
 
-torch's flight recorder notes each collective that NCCL or, as of torch 2.13, gloo
-begins and finishes; messages from one rank to another are not counted. Where nothing is
-noted, nothing is known. Source: torch/csrc/distributed/c10d/FlightRecorder.hpp.
+torch's flight recorder notes each collective that gloo, as of torch 2.13, begins and
+finishes; messages from one rank to another are not counted. NCCL has a recorder of its
+own, which is not read yet: there as in older torch nothing is known. Source:
+torch/csrc/distributed/c10d/FlightRecorder.hpp.
 """
 
 import json
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 
 from gpumap.runtime.failures import Answer
 
-__all__ = ["begun", "newest", "progress"]
+__all__ = ["begun", "is_standing", "newest", "progress"]
 
 # A reader looks for the line of the script, not of a library.
 _LIBRARIES = (sysconfig.get_paths()["stdlib"], str(Path(__file__).parent.parent))
@@ -33,23 +34,34 @@ def newest() -> int:
     return max(map(int, status), default=-1)
 
 
-def progress(group: str, after: int, *, briefly: bool = False) -> Answer:
+def is_standing() -> bool:
+    """Tell whether anything was begun and not finished; it costs nothing to ask."""
+    status = _recorded(includeCollectives=False).get("pg_status", {})
+    return any(
+        group["last_enqueued_collective"] != group["last_completed_collective"]
+        for group in status.values()
+    )
+
+
+def progress(group: str, after: int) -> Answer:
     """Return how far this process has come in a group, by torch's name for it.
 
     Groups that follow one another have one name: only those newer than some number
-    count. To do it briefly is to look at what is going on alone, and not at the last
-    2,000 collectives; how many were made is not known then.
+    count. Of all groups' collectives the last 2,000 are kept; where none of this
+    group's is among them, and some were dropped, how many it made is not known.
     """
+    recorded: list[_Noted] = _recorded().get("entries", [])
     noted = [
         entry
-        for entry in _recorded(onlyActive=briefly).get("entries", [])
+        for entry in recorded
         if entry.group == group and entry.group_number > after and not entry.is_message
     ]
+    all_kept = not recorded or recorded[0].record == 0
     latest = max((entry.group_number for entry in noted), default=None)
     noted = [entry for entry in noted if entry.group_number == latest]
     standing = next((entry for entry in noted if not entry.is_over), None)
     return Answer(
-        made=None if briefly else max((n.number for n in noted), default=None),
+        made=max((n.number for n in noted), default=0 if all_kept else None),
         stands_in=standing and standing.operation.rpartition(":")[2],
         number=standing.number if standing else 0,
         main_thread=_main_thread(),
@@ -61,6 +73,7 @@ class _Noted(NamedTuple):
 
     group: str
     group_number: int
+    record: int
     number: int
     operation: str
     is_over: bool
@@ -74,6 +87,7 @@ def _read(value: dict[str, Any]) -> Any:  # noqa: ANN401 - as json has it
     return _Noted(
         group=value["process_group"][0],
         group_number=value["pg_id"],
+        record=value["record_id"],
         number=value["collective_seq_id"],
         operation=str(value["profiling_name"]),
         is_over=value["retired"],

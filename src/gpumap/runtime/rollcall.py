@@ -17,7 +17,7 @@ Each rank makes the same few requests of the store, whatever the world size:
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 
 from gpumap.errors import RollCallError
@@ -58,11 +58,13 @@ def roll_call(
     hosted: bool,
     rows: Sequence[str] = (),
     neighbours: Iterable[int] = (),
+    elsewhere: bool = False,
 ) -> None:
     """Return once every rank is there, each with its own rank and its own device.
 
     rows are the model's, where there is one; neighbours are the ranks of this node,
-    whose processes this one looks after while it waits.
+    whose processes this one looks after while it waits. Where no rank hosts the store,
+    it is elsewhere, and the first rank to wait long says who is awaited.
 
     Raises:
         RollCallError: A rank or a device is claimed twice, ranks disagree on the terms,
@@ -76,7 +78,11 @@ def roll_call(
         raise RollCallError(wrong.happened, wrong.seen, wrong.hint, wrong.ranks)
     if wrong is None and board.count("present") == terms.world_size:
         board.claim("verdict", Verdict())
-    watch = _Watch(board, me, terms.world_size, deadline, neighbours, tells=hosted)
+
+    def tells() -> bool:
+        return hosted or (elsewhere and board.claim("speaker", me) == me)
+
+    watch = _Watch(board, me, terms.world_size, deadline, neighbours, tells=tells)
     left = max(deadline - time.monotonic(), 0.0)
     verdict = board.wait("verdict", Verdict, left, watch.look)
     if verdict is None:
@@ -112,8 +118,8 @@ def _wrong(
     first = board.claim("terms", Signed(member=me, terms=terms))
     if first.member == me and rows:
         board.write("model", model_of(rows))
-    if first.terms.in_words() != terms.in_words():
-        return disagreement(first, me, terms)
+    if names := terms.different(first.terms):
+        return disagreement(first, me, terms, names[0])
     if first.terms.model != terms.model:
         model = board.wait("model", Model, _SETTLE_SECONDS)
         parts = ("another", "another") if model is None else difference(model, rows)
@@ -135,7 +141,7 @@ class _Watch:
         deadline: float,
         neighbours: Iterable[int],
         *,
-        tells: bool,
+        tells: Callable[[], bool],
     ) -> None:
         self._board = board
         self._world_size = world_size
@@ -155,7 +161,7 @@ class _Watch:
         for member in self._seen:
             if is_gone(member.pid, member.pid_space):
                 self._board.claim("verdict", gone(member))
-        if self._tells and self._reminder.due():
+        if self._reminder.due() and self._tells():
             absent, count = _missing(self._board, self._world_size)
             log.warning(
                 "%s of %d not here yet; waiting for %.0f s more",

@@ -139,7 +139,8 @@ def life_of(
             if adopted
             else asked.launch or detect_launch(asked.environ)
         )
-        refuse_without_a_rank(launch, asked.environ)
+        if not adopted and asked.launch is None:
+            refuse_without_a_rank(launch, asked.environ)
         joined = join(asked, launch, check, adopted=adopted)
         _log_start(joined.prepared)
         group = ProcessGroup(joined.prepared, asked, joined.meeting)

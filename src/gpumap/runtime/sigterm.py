@@ -178,6 +178,7 @@ def _place_of_main_thread() -> object:
 _watches: list[_Watch] = []
 # No struct sigaction is longer; one of zeros is the default. Source: sigaction(2).
 _MOST_BYTES = 256
+_sigaction = ctypes.PyDLL(None).sigaction
 
 
 class _Forks:
@@ -218,7 +219,7 @@ def _is_taken() -> bool:
 def _set_action(
     new: bytes | ctypes.Array[ctypes.c_char], old: ctypes.Array[ctypes.c_char] | None
 ) -> None:
-    ctypes.PyDLL(None).sigaction(signal.SIGTERM, new, old)
+    _sigaction(signal.SIGTERM, new, old)
 
 
 _forks = _Forks()

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from gpumap.detect.launchers import detect_launch
+from gpumap.detect.launchers import detect_launch, launched
 from gpumap.detect.rehearsal import REHEARSAL, rehearsed_node
 from gpumap.errors import DeviceError, LaunchError, SessionError
 from gpumap.mapping.choice import GPUS
@@ -138,18 +138,21 @@ def _refuse_while_importing() -> None:
 def _refuse_among_ranks() -> None:
     """Refuse to start a job in each rank of a job: on the same devices, mostly."""
     try:
-        launch = detect_launch()
+        launch = launched()
     except LaunchError:
         return  # what is set in halves is not what the new processes read
-    if launch.world_size == 1:
+    if launch is None or launch.world_size == 1:
         return
+    shared = launch.local_world_size != 1 and not launch.devices_bound
     raise SessionError(
         f"spawn() was called in rank {launch.rank} of {launch.world_size}, which "
         f"{launch.launcher} started.",
-        "Each of these ranks would start a job of its own, on the same devices.",
+        "Each of these ranks would start a job of its own"
+        + (", on the same devices." if shared else "."),
         "Open gpumap.session() or ddp_session() here without spawn(), or start the "
         "script once, by python alone. If each is meant to be a job of its own, set "
-        "GPUMAP_LAUNCHER=none, and give each gpus=[…] of its own.",
+        "GPUMAP_LAUNCHER=none"
+        + (", and give each gpus=[…] of its own." if shared else "."),
     )
 
 
@@ -160,9 +163,10 @@ def _refuse_other_arguments(
 ) -> None:
     """Refuse what the function cannot be called with, before any process starts."""
     try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):
-        return  # some of Python's own have none
+        # What a decorator takes counts, not what the function inside of it does.
+        signature = inspect.signature(function, follow_wrapped=False)
+    except Exception:  # noqa: BLE001 - some of Python's own have none
+        return
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:

@@ -2,6 +2,7 @@
 
 import signal
 import time
+import unicodedata
 from contextlib import suppress
 from typing import Any, cast
 
@@ -16,6 +17,8 @@ __all__ = [
 ]
 
 _MOST_CHARACTERS = 1000
+# The marks that set, override and isolate a direction. Source: UAX 9, table 4.
+_TURNS = ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
 
 
 def described(error: BaseException) -> str:
@@ -60,12 +63,11 @@ def printable(value: Any) -> Any:  # noqa: ANN401 - whatever stands in JSON
     """Return a value in whose texts nothing can command a terminal.
 
     What other processes write to a store may hold ESC, NUL or marks that turn the
-    direction of what is read; only line ends and tabs stay.
+    direction of what is read; line ends and tabs stay.
     """
     if isinstance(value, str):
         return "".join(
-            c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode()
-            for c in value
+            c.encode("unicode_escape").decode() if _commands(c) else c for c in value
         )
     if isinstance(value, dict):
         fields = cast("dict[str, object]", value)
@@ -73,6 +75,13 @@ def printable(value: Any) -> Any:  # noqa: ANN401 - whatever stands in JSON
     if isinstance(value, list):
         return [printable(item) for item in cast("list[object]", value)]
     return value
+
+
+def _commands(character: str) -> bool:
+    if character in "\n\t":
+        return False
+    turns = unicodedata.bidirectional(character) in _TURNS
+    return turns or unicodedata.category(character) in ("Cc", "Cs")
 
 
 def signal_name(number: int) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from gpumap.errors import GpumapError, RollCallError
 from gpumap.mapping.values import Value
-from gpumap.runtime.members import Member, Signed, Stranger, Terms, named
+from gpumap.runtime.members import KIND, Member, Signed, Stranger, Terms, named
 from gpumap.runtime.telling import described
 from gpumap.runtime.witness import state_of
 
@@ -76,11 +76,10 @@ def one_device(holder: Member, me: Member) -> Verdict:
     )
 
 
-def disagreement(first: Signed, me: Member, terms: Terms) -> Verdict:
+def disagreement(first: Signed, me: Member, terms: Terms, name: str) -> Verdict:
     """Say what two ranks have otherwise than each other, their models left out."""
     theirs, mine = first.terms.in_words(), terms.in_words()
-    name = next(n for n in (*mine, *theirs) if mine.get(n) != theirs.get(n))
-    if name == "the kind of device" and "cpu" in (first.terms.kind, terms.kind):
+    if name == KIND and "cpu" in (first.terms.kind, terms.kind):
         return _half_on_cpu(first.member, me)
     values = [values.get(name, "not given") for values in (theirs, mine)]
     return Verdict(
