@@ -30,8 +30,8 @@ def bound_devices(fields: Fields, env: Environment) -> bool:
 
     One device for several local ranks, as --gpus-per-task=1 and wrappers leave it; or,
     in a Slurm step, fewer than the step has on this node and fewer than it has tasks
-    here: a mask with a device for each task may be all tasks' mask, and counting it by
-    local rank is right for either kind.
+    here: a mask with a device for each task may be all tasks' mask, and counted by
+    local rank it gives different devices where it is not.
     """
     local_rank, size = fields["local_rank"], fields["local_world_size"]
     several = (isinstance(size, int) and size > 1) or (

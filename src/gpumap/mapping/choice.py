@@ -18,6 +18,7 @@ __all__ = [
     "Strategy",
     "StrategyName",
     "called",
+    "name_of",
     "pool_named",
 ]
 
@@ -53,19 +54,23 @@ def called(function: Callable[..., T], *args: object, whose: str) -> T:
     Raises:
         PlacementError: It raised StopIteration, which would end a loop around it.
     """
-    name = getattr(function, "__name__", type(function).__name__)
     try:
         return function(*args)
     except StopIteration as error:
         raise PlacementError(
-            f"{name} raised StopIteration for {whose}.",
+            f"{name_of(function)} raised StopIteration for {whose}.",
             "A next(…) in it found nothing.",
             "Give next() a default, or return a value in every case.",
         ) from error
     except Exception as error:
         with suppress(Exception):  # a frozen one takes no note
-            error.add_note(f"gpumap: raised by {name} for {whose}")
+            error.add_note(f"gpumap: raised by {name_of(function)} for {whose}")
         raise
+
+
+def name_of(function: Callable[..., object]) -> str:
+    """Return the name of a function of the user's; of its type where it has none."""
+    return getattr(function, "__name__", type(function).__name__)
 
 
 def pool_named(gpus: Gpus | None, environ: Mapping[str, str]) -> Gpus | None:
@@ -141,7 +146,7 @@ class Choice:
         """The strategy's name, or the function's."""
         if isinstance(self.strategy, str):
             return self.strategy
-        return getattr(self.strategy, "__name__", type(self.strategy).__name__)
+        return name_of(self.strategy)
 
     def listed(self, node: Node, node_rank: int | None) -> Sequence[DeviceRef] | None:
         """Return what gpus says for this node: the list itself, or the node's own.

@@ -24,22 +24,19 @@ _LIBRARIES = (sysconfig.get_paths()["stdlib"], str(Path(__file__).parent.parent)
 
 def begun() -> int:
     """Return how much was begun in all groups; it costs nothing to ask."""
-    status = _recorded(includeCollectives=False).get("pg_status", {})
-    return sum(int(group["last_enqueued_collective"]) for group in status.values())
+    return sum(int(group["last_enqueued_collective"]) for group in _status().values())
 
 
 def newest() -> int:
     """Return the number of the newest group in which anything was noted, or -1."""
-    status = _recorded(includeCollectives=False).get("pg_status", {})
-    return max(map(int, status), default=-1)
+    return max(map(int, _status()), default=-1)
 
 
 def is_standing() -> bool:
     """Tell whether anything was begun and not finished; it costs nothing to ask."""
-    status = _recorded(includeCollectives=False).get("pg_status", {})
     return any(
         group["last_enqueued_collective"] != group["last_completed_collective"]
-        for group in status.values()
+        for group in _status().values()
     )
 
 
@@ -107,6 +104,14 @@ def _main_thread() -> str:
             return f"in {code.co_name}, {name} line {frame.f_lineno}"
         frame = frame.f_back
     return ""
+
+
+def _status() -> dict[str, dict[str, str]]:
+    """Return how far each group is, by its number, without any entry."""
+    status: dict[str, dict[str, str]] = _recorded(includeCollectives=False).get(
+        "pg_status", {}
+    )
+    return status
 
 
 def _recorded(**options: bool) -> dict[str, Any]:

@@ -198,11 +198,11 @@ class _Forks:
         if self._under_way or _is_taken():
             self._under_way += 1
             if self._under_way == 1:
-                _set_action(bytes(_MOST_BYTES), self._before)
+                _sigaction(signal.SIGTERM, bytes(_MOST_BYTES), self._before)
 
     def end(self) -> None:
         if self._under_way == 1 and _is_taken():
-            _set_action(self._before, None)
+            _sigaction(signal.SIGTERM, self._before, None)
         self._under_way -= bool(self._under_way)
 
     def end_in_a_child(self) -> None:
@@ -214,12 +214,6 @@ class _Forks:
 
 def _is_taken() -> bool:
     return signal.getsignal(signal.SIGTERM) in [watch.handler for watch in _watches]
-
-
-def _set_action(
-    new: bytes | ctypes.Array[ctypes.c_char], old: ctypes.Array[ctypes.c_char] | None
-) -> None:
-    _sigaction(signal.SIGTERM, new, old)
 
 
 _forks = _Forks()

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from gpumap.detect.launchers import detect_launch, launched
 from gpumap.detect.rehearsal import REHEARSAL, rehearsed_node
 from gpumap.errors import DeviceError, LaunchError, SessionError
-from gpumap.mapping.choice import GPUS
+from gpumap.mapping.choice import GPUS, name_of
 from gpumap.mapping.refs import DeviceRef
 from gpumap.runtime.fresh import Parent, named
 from gpumap.runtime.pickling import dumps, loads
@@ -68,8 +68,7 @@ def spawn(
     Raises:
         SessionError: A process could not start, was killed, or ended without a result;
             the function takes other arguments; this process is a rank among several
-            already; or the script lacks
-            `if __name__ == "__main__":`.
+            already; or the script lacks `if __name__ == "__main__":`.
         Exception: What a rank raised, of its own type, with notes that say which rank
             it was and what its traceback was. The other ranks are ended.
     """
@@ -170,7 +169,7 @@ def _refuse_other_arguments(
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:
-        name = getattr(function, "__name__", type(function).__name__)
+        name = name_of(function)
         raise SessionError(
             f"{name} cannot be called with what spawn() was given: {error}.",
             f"It is {name}{signature}.",
