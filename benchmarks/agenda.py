@@ -77,7 +77,7 @@ def _word(options: Options, session: gpumap.Session, backend: str) -> Word:
             placement = gpumap.place(
                 launch, node, choice.strategy, gpus=choice.gpus, scores=choice.scores
             )
-            refuse_conflicts(placement, node, choice, can_share=backend == "gloo")
+            refuse_conflicts(placement, node, choice, backend)
         except GpumapError as error:
             refused[name] = error.happened
         else:

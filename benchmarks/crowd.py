@@ -5,6 +5,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+from gpumap.mapping.identity import Identity
 from gpumap.runtime.board import Board
 from gpumap.runtime.client import Client
 from gpumap.runtime.members import Member, Terms
@@ -40,7 +41,13 @@ def _answer(rank: int, port: int, world_size: int, start: threading.Barrier) -> 
     client = Client("127.0.0.1", port, _PATIENCE)
     board = Board(client, "gpumap/0/1")
     device = f"cuda:{rank}"
-    me = Member(rank=rank, hostname="n1", pid=rank, device=device, identity=device)
+    me = Member(
+        rank=rank,
+        hostname="n1",
+        pid=rank,
+        device=device,
+        identity=Identity(name=device, place="n1"),
+    )
     terms = Terms(
         world_size=world_size,
         kind="cuda",

@@ -15,7 +15,13 @@ import gpumap
 from gpumap.__main__ import main
 
 Shown = pytest.CaptureFixture[str]
-LAUNCHED = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+LAUNCHED = {
+    "RANK": "1",
+    "WORLD_SIZE": "2",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    "MASTER_PORT": "29500",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +44,7 @@ def test_a_rank_shows_its_launch_its_node_and_its_own_placement(capsys: Shown) -
     assert capsys.readouterr().out.splitlines() == [
         (
             "launch: torch variables, rank 1 of 2, local rank 1 of 2, node 0 of 1, "
-            "store ?:?"
+            "store ?:29500"
         ),
         "node: dgx-a100 (rehearsal of dgx-a100): 8 devices visible",
         "rank  node  host      local_rank  device                  "
@@ -135,7 +141,7 @@ def test_a_machine_one_does_not_have_is_planned(
     ("options", "said"),
     [
         (
-            "--machine dgx1-v100 --nproc 2 --gpus 0,5",
+            "--machine dgx1-v100 --nproc 2 --gpus 0,5,3",
             "cuda:0, cuda:5 reach each other through SYS at best, cuda:0, cuda:3 "
             'through NV2: write gpus=[0, 3], or let strategy="linked" choose.',
         ),

@@ -3,28 +3,29 @@
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import cast, get_args
 
 from gpumap.detect.hardware import detect_node
-from gpumap.detect.launchers import detect_launch
+from gpumap.detect.launchers import detect_launch, launched_on
 from gpumap.detect.nvml import nvml_node
-from gpumap.detect.rehearsal import REHEARSAL, rehearsed_node
+from gpumap.detect.rehearsal import REHEARSAL, rehearsed_nodes
 from gpumap.errors import DeviceError, GpumapError
-from gpumap.mapping.advice import advice
+from gpumap.mapping.advice import advice, idle_devices
 from gpumap.mapping.choice import Choice, Scores, StrategyName, pool_named
 from gpumap.mapping.devices import Node
-from gpumap.mapping.launch import Launch
+from gpumap.mapping.launch import Launch, store_address
 from gpumap.mapping.placement import (
     Placement,
     apart,
-    idle_devices,
+    devices_here,
     neighbours,
     place,
     refuse_conflicts,
 )
 from gpumap.mapping.refs import DeviceRef, refs_of
+from gpumap.mapping.strategies import allowed_devices, pool_of
 from gpumap.mapping.tables import device_table, link_table, placement_table
 from gpumap.mapping.values import Value
 from gpumap.mapping.visibility import doubt, mask_of
@@ -45,7 +46,8 @@ class Report(Value):
 
     Attributes:
         launch: What started this process, or what --nproc pretends.
-        node: The host and the devices visible there.
+        node: The host and the devices visible there; the first of several.
+        cluster: All nodes, where several are pretended.
         machine: The machine pretended, if one is.
         mask: The variable that numbers the visible devices, and its value.
         placements: This rank's, or its whole node's from local rank 0.
@@ -55,6 +57,7 @@ class Report(Value):
 
     launch: Launch | None = None
     node: Node | None = None
+    cluster: tuple[Node, ...] = ()
     machine: str | None = None
     mask: tuple[str, str] | None = None
     placements: tuple[Placement, ...] = ()
@@ -93,6 +96,9 @@ def _parser() -> argparse.ArgumentParser:
         help="memory, multiprocessors, or 0=100,1=90",
     )
     add("--nproc", type=_count, metavar="N", help="as if N processes were started here")
+    add("--nodes", type=_count, metavar="N", help="as if started on N such nodes")
+    add("--backend", default="nccl", help="gloo, where ranks may share a device")
+    add("--oversubscribe", action="store_true", help="let ranks share a device")
     add("--machine", metavar="NAME", help="a machine's name, or a JSON file")
     add("--json", action="store_true", help="print all of it as JSON")
     add("--save", metavar="FILE", help="write the node as JSON, for a rehearsal")
@@ -101,48 +107,82 @@ def _parser() -> argparse.ArgumentParser:
 
 def _report(asked: argparse.Namespace) -> Report:
     """Find out step by step; an error ends the report where it happened."""
-    machine = asked.machine
-    if machine is None:
-        machine = os.environ.get(REHEARSAL) or None
-    report = Report(machine=machine)
+    report = Report()
     try:
-        launch = _pretended(asked.nproc) if asked.nproc else detect_launch()
-        report = report.model_copy(update={"launch": launch})
-        pretend = machine is not None
-        node = rehearsed_node(machine, launch, os.environ) if pretend else detect_node()
-        mask = mask_of(node, os.environ)
-        shown_mask = mask and (mask[0], mask[1].encode(errors="replace").decode())
-        report = report.model_copy(update={"node": node, "mask": shown_mask})
-        pool = pool_named(asked.gpus, os.environ)
-        choice = Choice.of(asked.strategy, pool, asked.scores, oversubscribe=False)
-        processes = None if asked.nproc else _fitting(asked, launch, choice, node)
-        if processes is not None:
-            launch = _pretended(processes)
-            report = report.model_copy(update={"launch": launch})
-        mine = _placed(launch, node, choice)
-        refuse_conflicts(mine, node, choice, can_share=False)
-        shown = neighbours(launch) if not launch.local_rank else [launch]
-        placements = [_placed(one, node, choice) for one in shown]
-        warnings = (
-            doubt(node, os.environ),
-            None if pretend else _unseen(node),
-            idle_devices(mine, node, choice),
-            *advice([p.device for p in placements], node, choice.name),
-        )
-        return report.model_copy(
-            update={
-                "placements": tuple(placements),
-                "warnings": tuple(w for w in warnings if w),
-            }
-        )
+        for report in _steps(asked):  # noqa: B007 - the last one counts
+            pass
     except (GpumapError, ImportError) as error:
         slip = report.node and doubt(report.node, os.environ)
         return report.model_copy(
             update={
                 "error": f"{type(error).__name__}: {error}",
-                "warnings": (slip,) if slip else (),
+                "warnings": report.warnings or ((slip,) if slip else ()),
             }
         )
+    return report
+
+
+def _steps(asked: argparse.Namespace) -> Generator[Report, None, None]:
+    """Yield the report with ever more in it."""
+    environ = dict(os.environ)
+    if asked.machine is not None:
+        environ[REHEARSAL] = asked.machine
+    report = Report(machine=environ.get(REHEARSAL) or None)
+    yield report
+    launch = None if asked.nproc or asked.nodes else detect_launch()
+    yield (report := report.model_copy(update={"launch": launch or _ALONE}))
+    node = detect_node("auto", environ, launch or _ALONE)
+    mask = mask_of(node, os.environ)
+    shown_mask = mask and (mask[0], mask[1].encode(errors="replace").decode())
+    yield (report := report.model_copy(update={"node": node, "mask": shown_mask}))
+    pool = pool_named(asked.gpus, os.environ)
+    choice = Choice.of(
+        asked.strategy, pool, asked.scores, oversubscribe=asked.oversubscribe
+    )
+    nodes: Sequence[Node] = [node]
+    if launch is None or (asked.machine is not None and launch.world_size == 1):
+        nodes = _cluster(asked, node, environ)
+        launches = _pretended(asked.nproc or _fitting(choice, node), len(nodes))
+    else:
+        launches = [launched_on(node, launch, os.environ)]
+    cluster = tuple(nodes) if len(nodes) > 1 else ()
+    report = report.model_copy(update={"launch": launches[0], "cluster": cluster})
+    yield report
+    placements: list[Placement] = []
+    warnings = [doubt(node, os.environ), None if report.machine else _unseen(node)]
+    for one, here in zip(launches, nodes, strict=True):
+        found, said = _on_node(one, here, choice, asked.backend)
+        placements += found
+        warnings += said
+    yield report.model_copy(
+        update={
+            "placements": tuple(placements),
+            "warnings": tuple(w for w in dict.fromkeys(warnings) if w),
+        }
+    )
+    if launch is not None and launch.world_size > 1:
+        store_address(launch)
+
+
+def _on_node(
+    launch: Launch, node: Node, choice: Choice, backend: str
+) -> tuple[list[Placement], list[str | None]]:
+    """Return the placements of a node's ranks, and what is worth a second thought.
+
+    Of this rank alone, where it is not the node's first.
+    """
+    mine = _placed(launch, node, choice)
+    refuse_conflicts(mine, node, choice, backend)
+    shown = neighbours(launch) if not launch.local_rank else [launch]
+    placements = [_placed(one, node, choice) for one in shown]
+    if mine.device.kind == "cpu":
+        return placements, []
+    devices = devices_here(choice, launch, node)
+    pool = allowed_devices(choice, launch, node)
+    return placements, [
+        idle_devices(launch, pool_of(choice, launch, node), node),
+        *advice(devices, pool, node, choice.name),
+    ]
 
 
 def _saved(report: Report, path: Path) -> Report:
@@ -189,27 +229,47 @@ def _unseen(node: Node) -> str | None:
     )
 
 
-def _fitting(
-    asked: argparse.Namespace, launch: Launch, choice: Choice, node: Node
-) -> int | None:
+def _cluster(
+    asked: argparse.Namespace, node: Node, environ: Mapping[str, str]
+) -> Sequence[Node]:
+    """Return the nodes to show: as many as are described, or as --nodes says."""
+    machine = environ.get(REHEARSAL)
+    nodes = rehearsed_nodes(machine, environ) if machine else [node]
+    if asked.nodes is None:
+        return nodes
+    if len(nodes) not in (1, asked.nodes):
+        raise DeviceError(
+            f"--nodes is {asked.nodes}, and {machine} describes {len(nodes)}.",
+            "",
+            "Leave --nodes out to show all of them.",
+        )
+    return nodes if len(nodes) > 1 else nodes * asked.nodes
+
+
+def _fitting(choice: Choice, node: Node) -> int:
     """Return how many processes fit a machine that was named without --nproc."""
-    if asked.machine is None or launch.world_size > 1:
-        return None
     listed = choice.listed(node, 0)
     return max(1, len(apart(node.devices) if listed is None else listed))
 
 
-def _pretended(processes: int) -> Launch:
-    return Launch(
-        launcher="plan",
-        rank=0,
-        world_size=processes,
-        local_rank=0,
-        local_world_size=processes,
-        node_rank=0,
-        num_nodes=1,
-        node_ranks=tuple(range(processes)),
-    )
+def _pretended(processes: int, nodes: int) -> list[Launch]:
+    """Return the first rank's launch on each of so many nodes."""
+    return [
+        Launch(
+            launcher="plan",
+            rank=node_rank * processes,
+            world_size=processes * nodes,
+            local_rank=0,
+            local_world_size=processes,
+            node_rank=node_rank,
+            num_nodes=nodes,
+            node_ranks=tuple(range(node_rank * processes, (node_rank + 1) * processes)),
+        )
+        for node_rank in range(nodes)
+    ]
+
+
+_ALONE = _pretended(1, 1)[0]
 
 
 def _placed(launch: Launch, node: Node, choice: Choice) -> Placement:
@@ -222,16 +282,25 @@ def _in_words(report: Report) -> str:
         parts.append(_launch(report.launch))
     node = report.node
     if node is not None:
-        parts.append(_node(node, report))
-        if node.devices and not (report.launch and report.launch.local_rank):
-            parts += ["", device_table(node)]
-            parts += ["", link_table(node)] if node.links else []
-            parts += [""]
+        nodes = report.cluster or (node,)
+        # Equal nodes once.
+        for one in dict.fromkeys(nodes):
+            parts.append(_node(one, report))
+            if one.devices and not (report.launch and report.launch.local_rank):
+                parts += ["", device_table(one)]
+                parts += ["", link_table(one)] if one.links else []
+                parts += [""]
         if report.placements:
-            parts.append(placement_table(report.placements, lambda _: node.hostname))
+            names = [one.hostname for one in nodes]
+            parts.append(placement_table(report.placements, _host_of(names)))
     parts += [f"warning: {warning}" for warning in report.warnings]
     parts += [report.error] if report.error else []
     return "\n".join(parts)
+
+
+def _host_of(names: Sequence[str]) -> Callable[[int], str]:
+    """Return the host name by node_rank; one node's, whatever its rank."""
+    return lambda node_rank: names[node_rank if len(names) > 1 else 0]
 
 
 def _launch(launch: Launch) -> str:
@@ -252,7 +321,7 @@ def _node(node: Node, report: Report) -> str:
     pretended = f" (rehearsal of {report.machine})" if report.machine else ""
     mask = f", {report.mask[0]}={report.mask[1]!r}" if report.mask else ""
     count = len(node.devices)
-    seen = f"{count} device{'s'[: count > 1]} visible" if count else node.visible
+    seen = f"{count or 'no'} device{'s'[: count != 1]} visible"
     return f"node: {node.hostname}{pretended}{mask}: {seen}"
 
 

@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 from nodes import MIG, launch, node
 
 from gpumap.errors import DeviceError, LaunchError, PlacementError
+from gpumap.mapping.advice import idle_devices
 from gpumap.mapping.choice import Choice, Gpus, Strategy
 from gpumap.mapping.devices import Device, Node
 from gpumap.mapping.launch import Launch
-from gpumap.mapping.placement import idle_devices, place, refuse_conflicts
+from gpumap.mapping.placement import place, refuse_conflicts
 from gpumap.mapping.plan import plan
 
 if TYPE_CHECKING:
@@ -125,20 +126,19 @@ def test_more_processes_than_devices_is_an_error_on_every_rank() -> None:
             'strategy "explicit" gives gpus[local_rank]; the pool is '
             "cuda:2 (GPU-a200n1…), cuda:3 (GPU-a300n1…).\n"
             "Start 2 on each node (torchrun --nproc-per-node 2), or list 4 devices in "
-            "gpus=[…]."
+            "gpus=[…]. To share one on purpose, list it more than once, with "
+            'oversubscribe=True and backend="gloo".'
         )
         assert caught.value.ranks == (0, 1, 2, 3)
 
 
 def test_fewer_processes_than_devices_named_is_said_with_the_command() -> None:
     """The command would use all of them."""
-    choice = Choice.of(None, [0, 1, 2], None, oversubscribe=False)
-    placed = place(launch(0, 2), node(4), gpus=[0, 1, 2])
-    assert idle_devices(placed, node(4), choice) == (
+    pool = node(4).devices[:3]
+    assert idle_devices(launch(0, 2), pool, node(4)) == (
         "2 of 3 devices on n1 will be used. To use all: torchrun --nproc-per-node 3"
     )
-    full = place(launch(0, 3), node(4), gpus=[0, 1, 2])
-    assert idle_devices(full, node(4), choice) is None
+    assert idle_devices(launch(0, 3), pool, node(4)) is None
 
 
 def test_an_index_never_contains_the_node_rank() -> None:
@@ -300,7 +300,7 @@ def conflict(me: Launch, n1: Node, choice: Choice, *, can_share: bool = False) -
     placed = place(
         me, n1, choice.strategy, gpus=choice.gpus, oversubscribe=choice.oversubscribe
     )
-    refuse_conflicts(placed, n1, choice, can_share=can_share)
+    refuse_conflicts(placed, n1, choice, "gloo" if can_share else "nccl")
 
 
 def test_two_ranks_on_one_device_are_named_with_what_would_fix_it() -> None:
@@ -366,12 +366,9 @@ def test_slices_of_one_gpu_are_refused_for_nccl_alone(local_rank: int) -> None:
 
 def test_of_slices_only_one_of_each_gpu_can_be_idle() -> None:
     """Five slices of two GPUs: two processes use all that NCCL can."""
-    choice = Choice.of(None, [0, 3], None, oversubscribe=False)
-    placed = place(launch(0, 2), MIG, gpus=[0, 3])
-    assert idle_devices(placed, MIG, choice) is None
-    alone = place(launch(0, 1), MIG)
-    every = Choice.of(None, None, None, oversubscribe=False)
-    told = idle_devices(alone, MIG, every)
+    pair = [MIG.devices[0], MIG.devices[3]]
+    assert idle_devices(launch(0, 2), pair, MIG) is None
+    told = idle_devices(launch(0, 1), MIG.devices, MIG)
     assert told == (
         "1 of 2 devices on a100-mig will be used. "
         "To use all: torchrun --nproc-per-node 2"

@@ -1,16 +1,20 @@
 """What a process sees under the masks in its environment, case by case."""
 
 import json
-from pathlib import Path
 
 import pytest
+from cases import rows
 
 from gpumap.errors import DeviceError
 from gpumap.mapping.devices import Device, Node
-from gpumap.mapping.visibility import doubt, mask_length, visible
+from gpumap.mapping.visibility import (
+    doubt,
+    mask_length,
+    visible,
+    without_foreign_masks,
+)
 
-TABLE = Path(__file__).parent.parent / "data/visibility_cases.tsv"
-CASES = [line.split("\t") for line in TABLE.read_text().splitlines()[1:]]
+CASES = rows("Visibility")
 # GPU 0 and GPU 1 are sliced, GPU 2 is whole, GPU 3 is sliced under an old driver.
 SLICES = {
     "MIG-a1": ("GPU-aaaa", 0),
@@ -97,7 +101,7 @@ def test_a_number_that_is_none_is_refused_by_level_zero() -> None:
         ("0-2", "CUDA_VISIBLE_DEVICES='0-2' has '0-2', which is neither an index"),
         ("0, 1", "has ' 1', which is neither"),
         ('"0"', "has '\"0\"', which is neither"),
-        ("NoDevFiles", "has 'NoDevFiles', which is neither"),
+        ("NoDevFiles", "is how an older Slurm says that this task was given no GPU"),
         ("0,9", "lists 2 devices, and 1 is visible: look for an entry"),
         ("0,0,1", "lists 3 devices, and 0 are visible"),
     ],
@@ -110,6 +114,70 @@ def test_a_mask_that_hardly_means_what_it_says_is_told(
     found = doubt(visible(of_kind("cuda", "4"), environ), environ)
     assert (found is None) == (said is None)
     assert (said or "") in (found or "")
+
+
+def test_masks_of_amds_that_hide_all_together_are_both_named() -> None:
+    """Slurm sets both, to the same number: gres.conf(5) warns of it."""
+    environ = {"ROCR_VISIBLE_DEVICES": "2", "CUDA_VISIBLE_DEVICES": "2"}
+    nothing = visible(of_kind("rocm", "4"), environ)
+    assert nothing.visible == (
+        "No accelerator is visible on n1, under CUDA_VISIBLE_DEVICES='2', within "
+        "ROCR_VISIBLE_DEVICES='2'."
+    )
+    assert (doubt(nothing, environ) or "").endswith(
+        "names no device, or one again. It counts within ROCR_VISIBLE_DEVICES='2'."
+    )
+
+
+def test_a_number_of_the_host_in_a_container_is_told() -> None:
+    """The container was given two devices, which count from 0."""
+    environ = {"NVIDIA_VISIBLE_DEVICES": "2,3", "CUDA_VISIBLE_DEVICES": "2,3"}
+    assert doubt(visible(of_kind("cuda", "2"), environ), environ) == (
+        "CUDA_VISIBLE_DEVICES='2,3' lists 2 devices, and 0 are visible: look for an "
+        "entry that names no device, or one again. NVIDIA_VISIBLE_DEVICES='2,3' has "
+        "chosen this container's devices; inside, they count from 0."
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "environ", "reason"),
+    [
+        ("cuda", {"CUDA_VISIBLE_DEVICES": "", "ZE_AFFINITY_MASK": "0"}, "CUDA"),
+        ("rocm", {"ROCR_VISIBLE_DEVICES": "9", "HIP_VISIBLE_DEVICES": "0"}, "ROCR"),
+        ("rocm", {"ROCR_VISIBLE_DEVICES": "0", "HIP_VISIBLE_DEVICES": "9"}, "HIP"),
+        ("rocm", {"HIP_VISIBLE_DEVICES": "", "CUDA_VISIBLE_DEVICES": "9"}, "CUDA"),
+        ("xpu", {"ZE_AFFINITY_MASK": "7", "CUDA_VISIBLE_DEVICES": ""}, "ZE_AFFINITY"),
+    ],
+)
+def test_of_several_masks_the_one_that_left_nothing_is_named(
+    kind: str, environ: dict[str, str], reason: str
+) -> None:
+    """A mask that the devices' own driver does not read is none of them."""
+    nothing = visible(of_kind(kind, "4"), environ)
+    [(name, text)] = nothing.hidden_by
+    assert name.startswith(reason)
+    assert nothing.visible == (
+        f"No accelerator is visible on n1, under {name}={text!r}."
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "environ", "own"),
+    [
+        ("cuda", ["HIP", "ROCR", "ASCEND_RT"], []),
+        ("cuda", ["HIP", "CUDA"], ["CUDA"]),
+        ("rocm", ["HIP", "ROCR", "CUDA"], ["HIP", "ROCR"]),
+        ("rocm", ["ROCR", "CUDA"], ["ROCR", "CUDA"]),
+        ("npu", ["CUDA", "ASCEND_RT"], ["ASCEND_RT"]),
+    ],
+)
+def test_masks_of_another_vendor_do_not_count(
+    kind: str, environ: list[str], own: list[str]
+) -> None:
+    """On AMD CUDA's counts where HIP's is not set."""
+    variables = {f"{name}_VISIBLE_DEVICES": "0" for name in environ}
+    left = without_foreign_masks(of_kind(kind, "4"), {**variables, "HOME": "/h"})
+    assert left == {f"{name}_VISIBLE_DEVICES": "0" for name in own} | {"HOME": "/h"}
 
 
 @pytest.mark.parametrize(

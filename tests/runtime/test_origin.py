@@ -15,6 +15,7 @@ OWNER = Origin(
     rank=0,
     hostname="n1",
     pid=100,
+    pid_space="k1/4026531836",
     job_id=None,
     spawner=None,
     parent=50,
@@ -41,6 +42,9 @@ OWNER = Origin(
         ({"job_id": "7"}, "another job: None and 7"),
         ({"spawner": 100}, None),
         ({"spawner": 200}, "another spawning process: None and 200"),
+        # Two hosts of one name, or two containers of one host.
+        ({"pid_space": "k2/4026531836", "spawner": 200, "arguments": "b2"}, None),
+        ({"pid_space": None, "arguments": "b2"}, None),
     ],
     ids=str,
 )

@@ -5,10 +5,13 @@ import os
 import socket
 from collections.abc import Collection, Mapping
 
+from gpumap.detect.launchers import detect_launch
 from gpumap.detect.nvml import nvml_node
+from gpumap.detect.rehearsal import REHEARSAL, rehearsed_node
 from gpumap.errors import DeviceError
 from gpumap.mapping.devices import Device, Node
-from gpumap.mapping.visibility import mask_of, visible
+from gpumap.mapping.launch import Launch
+from gpumap.mapping.visibility import mask_of, masks_of, visible
 
 __all__ = ["detect_node", "joined"]
 
@@ -29,8 +32,15 @@ _NVMLS_OWN = (
 _MANY = 256
 
 
-def detect_node(kind: str = "auto", environ: Mapping[str, str] | None = None) -> Node:
+def detect_node(
+    kind: str = "auto",
+    environ: Mapping[str, str] | None = None,
+    launch: Launch | None = None,
+) -> Node:
     """Return this host and its visible accelerators.
+
+    Under GPUMAP_REHEARSAL, return the machine pretended; where it is one of several
+    nodes, launch says which, or else the environment does.
 
     kind is "auto" for whatever accelerator there is, "cpu" for none, or a torch device
     type that must be there. torch says which devices are visible and how they are
@@ -41,6 +51,22 @@ def detect_node(kind: str = "auto", environ: Mapping[str, str] | None = None) ->
         DeviceError: The kind is unknown to this torch, or there is no such device, or
             torch cannot read one.
     """
+    variables = os.environ if environ is None else environ
+    wanted = variables.get(REHEARSAL)
+    if wanted and kind != "cpu":
+        node = rehearsed_node(wanted, launch or detect_launch(variables), variables)
+        kinds = {device.kind for device in node.devices}
+        if kind != "auto" and kinds and kind not in kinds:
+            raise DeviceError(
+                f"device={kind!r} was asked for, and there is none.",
+                node.visible,
+                'Write device="auto", or rehearse a machine that has one.',
+            )
+        return node
+    return _real_node(kind, variables)
+
+
+def _real_node(kind: str, variables: Mapping[str, str]) -> Node:
     import torch  # noqa: PLC0415 - only who asks for the hardware pays for the import
 
     hostname = socket.gethostname()
@@ -58,8 +84,7 @@ def detect_node(kind: str = "auto", environ: Mapping[str, str] | None = None) ->
             "gpus=[…] to say.",
         )
     if found is None:
-        return Node(hostname=hostname)
-    variables = os.environ if environ is None else environ
+        return Node(hostname=hostname, hidden_by=_hiding(hostname, variables))
     seen = Node(hostname=hostname, devices=_through_torch(found, variables))
     amd = any(device.rocm for device in seen.devices)
     physical = nvml_node(hostname) if found == "cuda" and not amd else None
@@ -81,6 +106,18 @@ def detect_node(kind: str = "auto", environ: Mapping[str, str] | None = None) ->
         left = visible(physical, variables).devices
         seen = joined(seen, physical, {device.uuid for device in left})
     return _numbered(seen, variables)
+
+
+def _hiding(hostname: str, environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """Return the masks that may hide what this torch was built for."""
+    import torch  # noqa: PLC0415 - as above
+
+    built = torch.accelerator.current_accelerator()
+    if built is None:
+        return ()
+    rocm = torch.version.hip is not None
+    many = _many(Device(kind=built.type, index=0, rocm=rocm), hostname)
+    return visible(many, environ).hidden_by or tuple(masks_of(many, environ))
 
 
 def _through_torch(kind: str, environ: Mapping[str, str]) -> tuple[Device, ...]:
@@ -212,12 +249,16 @@ def _counted_alike(node: Node, environ: Mapping[str, str]) -> bool:
 
 def _left_of_many(node: Node, environ: Mapping[str, str]) -> list[int]:
     """Return which of very many such devices the mask would leave."""
-    one = node.devices[0].model_copy(update={"uuid": None, "mig": None})
-    many = (
-        one.model_copy(update={"index": n, "physical_index": n}) for n in range(_MANY)
-    )
-    left = visible(Node(hostname=node.hostname, devices=tuple(many)), environ)
+    left = visible(_many(node.devices[0], node.hostname), environ)
     return [device.physical_index or 0 for device in left.devices]
+
+
+def _many(one: Device, hostname: str) -> Node:
+    plain = one.model_copy(update={"uuid": None, "mig": None})
+    devices = (
+        plain.model_copy(update={"index": n, "physical_index": n}) for n in range(_MANY)
+    )
+    return Node(hostname=hostname, devices=tuple(devices))
 
 
 def _device(kind: str, index: int, properties: object, *, rocm: bool) -> Device:

@@ -19,9 +19,11 @@ from gpumap.detect.environment import Environment
 from gpumap.detect.halves import incomplete, refuse_half_a_family
 from gpumap.detect.ports import port_of_name
 from gpumap.errors import LaunchError
+from gpumap.mapping.devices import Node
 from gpumap.mapping.launch import Launch
+from gpumap.mapping.visibility import without_foreign_masks
 
-__all__ = ["LAUNCHERS", "detect_launch", "launched"]
+__all__ = ["LAUNCHERS", "detect_launch", "launched", "launched_on"]
 
 log = logging.getLogger("gpumap")
 
@@ -220,8 +222,13 @@ _RANKS = {
 }
 
 
-def detect_launch(environ: Mapping[str, str] | None = None) -> Launch:
+def detect_launch(
+    environ: Mapping[str, str] | None = None, node: Node | None = None
+) -> Launch:
     """Return what started this process, from its environment alone.
+
+    node, where it is known, says whose devices a mask can be about: one that another
+    vendor's driver reads does not make them a task's own.
 
     The first row of LAUNCHERS whose variables are set tells rank and sizes, all of it;
     where none is, this is a single process. MASTER_ADDR, MASTER_PORT and GPUMAP_JOB_ID
@@ -237,9 +244,12 @@ def detect_launch(environ: Mapping[str, str] | None = None) -> Launch:
     >>> detect_launch({}).launcher
     'single process'
     """
-    if (found := launched(environ)) is not None:
+    variables = os.environ if environ is None else environ
+    if node is not None:
+        variables = without_foreign_masks(node, variables)
+    if (found := launched(variables)) is not None:
         return found
-    env = Environment(os.environ if environ is None else environ)
+    env = Environment(variables)
     if env.text("GPUMAP_LAUNCHER") is None:
         refuse_half_a_family(_RANKS, env)
         slurm.say_no_step(env)
@@ -273,6 +283,12 @@ def launched(environ: Mapping[str, str] | None = None) -> Launch | None:
         if chosen is not None:
             raise _not_this_one(row, env)
     return None
+
+
+def launched_on(node: Node, launch: Launch, environ: Mapping[str, str]) -> Launch:
+    """Return a launch read once more, now that it is known whose devices there are."""
+    own = without_foreign_masks(node, environ)
+    return launch if own == environ else launched(own) or launch
 
 
 def _named(launcher: str) -> tuple[_Row, ...]:

@@ -11,7 +11,7 @@ from gpumap.mapping.devices import Node
 from gpumap.mapping.launch import Launch
 from gpumap.mapping.visibility import visible
 
-__all__ = ["REHEARSAL", "machine", "rehearsed_node"]
+__all__ = ["REHEARSAL", "machine", "rehearsed_node", "rehearsed_nodes"]
 
 REHEARSAL = "GPUMAP_REHEARSAL"
 """The environment variable that names the machine to pretend."""
@@ -51,33 +51,72 @@ def rehearsed_node(wanted: str, launch: Launch, environ: Mapping[str, str]) -> N
     Raises:
         DeviceError: There is no such machine, or the file describes none.
     """
-    is_path = "/" in wanted or wanted.endswith(".json")
-    nodes = _from_file(Path(wanted)) if is_path else machine(wanted)
-    if isinstance(nodes, Node):
-        node = nodes
-    else:
-        place = (
-            launch.node_rank if launch.node_rank is not None or len(nodes) > 1 else 0
-        )
-        if place is None or place >= len(nodes):
-            raise DeviceError(
-                f"{wanted} describes {len(nodes)} nodes; this is node_rank {place}.",
-                f"{launch.launcher}: rank={launch.rank}, node_rank={place}.",
-                "Describe every node, in the order of node_rank.",
-            )
-        node = nodes[place]
-    return visible(node, environ)
-
-
-def _from_file(path: Path) -> Node | list[Node]:
-    try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
+    found = _described(wanted)
+    if isinstance(found, Node):
+        return visible(found, environ)
+    place = launch.node_rank if launch.node_rank is not None or len(found) > 1 else 0
+    if place is None or place >= len(found):
         raise DeviceError(
-            f"{path} does not describe a machine.",
-            str(error),
-            "Write one with Node.model_dump_json(), or a list of them.",
-        ) from None
+            f"{wanted} describes {len(found)} nodes; this is node_rank {place}.",
+            f"{launch.launcher}: rank={launch.rank}, node_rank={place}.",
+            "Describe every node, in the order of node_rank.",
+        )
+    return visible(found[place], environ)
+
+
+def rehearsed_nodes(wanted: str, environ: Mapping[str, str]) -> list[Node]:
+    """Return all the nodes to pretend, as processes under this mask would see them.
+
+    Raises:
+        DeviceError: There is no such machine, or the file describes none.
+    """
+    found = _described(wanted)
+    nodes = [found] if isinstance(found, Node) else found
+    return [visible(node, environ) for node in nodes]
+
+
+def _described(wanted: str) -> Node | list[Node]:
+    """Return the machine of that name, or what the file of that name describes."""
+    if "/" not in wanted and not wanted.endswith(".json"):
+        return machine(wanted)
+    path = Path(wanted)
+    found = _content(path)
     if isinstance(found, list):
-        return [Node.model_validate(node) for node in cast("list[object]", found)]
-    return Node.model_validate(found)
+        nodes = [Node.model_validate(node) for node in cast("list[object]", found)]
+        if not nodes:
+            raise _no_machine(path, "It is an empty list.")
+    else:
+        nodes = [Node.model_validate(found)]
+    for node in nodes:
+        _refuse_a_uuid_twice(path, node)
+    return nodes if isinstance(found, list) else nodes[0]
+
+
+def _content(path: Path) -> object:
+    try:
+        if path.exists() and not path.is_file():
+            # Of a pipe, the first process would read all.
+            raise _no_machine(path, "It is no regular file.")
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise _no_machine(path, str(error)) from None
+
+
+def _no_machine(path: Path, seen: str) -> DeviceError:
+    return DeviceError(
+        f"{path} does not describe a machine.",
+        seen,
+        "Write one with Node.model_dump_json(), or a list of them.",
+    )
+
+
+def _refuse_a_uuid_twice(path: Path, node: Node) -> None:
+    uuids = [device.uuid for device in node.devices if device.uuid]
+    twice = [uuid for uuid in dict.fromkeys(uuids) if uuids.count(uuid) > 1]
+    if twice:
+        crowd = ", ".join(str(d) for d in node.devices if d.uuid == twice[0])
+        raise DeviceError(
+            f"{path} gives several devices of {node.hostname} one UUID, {twice[0]}.",
+            f"They are {crowd}.",
+            "Give each a UUID of its own, or null.",
+        )

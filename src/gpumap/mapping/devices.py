@@ -93,6 +93,8 @@ class Node(Value):
         hostname: The host's own name for itself.
         devices: devices[i].index is i.
         links: At most one for each pair of devices.
+        hidden_by: Where no device is visible, the mask that is or may be the reason,
+            by name and value, and those within which it counts.
         source: Where this description comes from, when it was not read here and now.
 
     Raises:
@@ -104,6 +106,7 @@ class Node(Value):
     hostname: str
     devices: tuple[Device, ...] = ()
     links: tuple[Link, ...] = ()
+    hidden_by: tuple[tuple[str, str], ...] = ()
     source: str | None = None
 
     @model_validator(mode="after")
@@ -150,7 +153,9 @@ class Node(Value):
     def visible(self) -> str:
         """One sentence that lists the devices in both numberings."""
         if not self.devices:
-            return f"No accelerator is visible on {self.hostname}."
+            masks = ", within ".join(f"{name}={x!r}" for name, x in self.hidden_by)
+            under = f", under {masks}" if masks else ""
+            return f"No accelerator is visible on {self.hostname}{under}."
         names = ", ".join(
             str(d)
             + (

@@ -7,7 +7,10 @@ from pydantic import model_validator
 from gpumap.errors import LaunchError
 from gpumap.mapping.values import Count, Index, Value
 
-__all__ = ["Launch"]
+__all__ = ["LOOPBACK", "Launch", "store_address"]
+
+LOOPBACK = {"localhost": "127.0.0.1", "127.0.0.1": "127.0.0.1", "::1": "::1"}
+"""The addresses of a host for itself, by the names that they go by."""
 
 # How launchers other than torchrun are told to start n processes on each node.
 _COMMANDS = {
@@ -145,3 +148,32 @@ class Launch(Value):
                 "Write the host alone (n1, 10.0.0.1, ::1); the port has its own "
                 "variable, MASTER_PORT.",
             )
+
+
+def store_address(launch: Launch) -> tuple[str, int]:
+    """Return where the ranks of a world of several meet: host and port.
+
+    On one node that is the loopback address.
+
+    Raises:
+        LaunchError: The launcher does not say it.
+    """
+    host = launch.master_addr
+    if launch.one_node or host in LOOPBACK:
+        host = LOOPBACK.get(host or "", "127.0.0.1")
+    missing = tuple(
+        name
+        for name, value in (("MASTER_ADDR", host), ("MASTER_PORT", launch.master_port))
+        if value is None
+    )
+    if host is not None and launch.master_port is not None:
+        return host, launch.master_port
+    raise LaunchError(
+        f"rank {launch.rank} of {launch.world_size} does not know where to meet "
+        f"the others: {' and '.join(missing)} not set.",
+        f"{launch.launcher}: master_addr={launch.master_addr}, "
+        f"master_port={launch.master_port}.",
+        f"Set {' and '.join(missing)} to the same value on every rank: rank 0's "
+        "host, and a port free there, for instance 29500. torchrun sets them.",
+        missing,
+    )

@@ -13,7 +13,8 @@ __all__ = [
     "Conflict",
     "Placement",
     "apart",
-    "idle_devices",
+    "can_share",
+    "devices_here",
     "neighbours",
     "place",
     "placement_on",
@@ -21,6 +22,10 @@ __all__ = [
     "runs_on_cpu",
     "shared_devices",
 ]
+
+
+# Backends that give each device to one rank, and fail or hang otherwise.
+_ONE_RANK_A_DEVICE = ("nccl", "xccl", "hccl")
 
 
 class Placement(Value):
@@ -89,13 +94,17 @@ def place(
     return placement_on(choice, launch, node, pick(choice, launch, node, pool), pool)
 
 
+def can_share(backend: str) -> bool:
+    """Tell whether a process group's backend lets two ranks use one device."""
+    return not any(name in backend for name in _ONE_RANK_A_DEVICE)
+
+
 def refuse_conflicts(
-    placement: Placement, node: Node, choice: Choice, *, can_share: bool
+    placement: Placement, node: Node, choice: Choice, backend: str
 ) -> None:
     """Check, from one rank's own facts, that no two ranks of its node share a device.
 
-    can_share says whether the backend lets two ranks use one device; without it,
-    oversubscribe=True is refused too.
+    With a backend that cannot share one, oversubscribe=True is refused too.
 
     Raises:
         PlacementError: Two local ranks are on one device. The other ranks of the node
@@ -104,7 +113,7 @@ def refuse_conflicts(
     """
     if placement.device.kind == "cpu":
         return
-    if choice.oversubscribe and not can_share:
+    if choice.oversubscribe and not can_share(backend):
         raise PlacementError(
             "oversubscribe=True, and the backend cannot run two ranks on one device.",
             "NCCL and its kin want a device for each rank, MIG slices of one GPU "
@@ -120,7 +129,7 @@ def refuse_conflicts(
     n = placement.launch.local_world_size or len(here)
     crowded = n > len(pool) and not placement.launch.devices_bound
     if not shared and not crowded:
-        if not can_share:
+        if not can_share(backend):
             ranks = [neighbour.rank for neighbour in here]
             _refuse_slices_of_one_gpu(node.hostname, ranks, devices, pool)
         return
@@ -133,7 +142,12 @@ def refuse_conflicts(
         f"({placement.launch.command(len(pool))}), or list {n} devices in gpus=[…]."
         if crowded
         else "Give each local rank a device of its own, for instance with "
-        'strategy="local_rank".',
+        'strategy="local_rank"'
+        + (
+            "; or let them share with oversubscribe=True."
+            if can_share(backend)
+            else "."
+        ),
         shared[0].ranks if shared else (),
     )
 
@@ -180,19 +194,13 @@ def apart(devices: Sequence[Device]) -> list[Device]:
     return sorted(gpus.values(), key=devices.index)
 
 
-def idle_devices(placement: Placement, node: Node, choice: Choice) -> str | None:
-    """Return a sentence on the pool's devices that no process of this node will use."""
-    launch = placement.launch
-    processes = launch.local_world_size or (1 if launch.world_size == 1 else None)
-    if placement.device.kind == "cpu" or processes is None or launch.devices_bound:
-        return None
-    pool = apart(pool_of(choice, launch, node))
-    if processes >= len(pool):
-        return None
-    return (
-        f"{processes} of {len(pool)} devices on {node.hostname} will be used. "
-        f"To use all: {launch.command(len(pool))}"
-    )
+def devices_here(choice: Choice, launch: Launch, node: Node) -> list[Device]:
+    """Return the devices of this node's ranks, as far as one rank can know them."""
+    pool = pool_of(choice, launch, node)
+    here = launch.local_world_size
+    if here is None or by_rank(choice) or launch.devices_bound:
+        return [pick(choice, one, node, pool) for one in neighbours(launch)]
+    return list(pool[:here])
 
 
 def runs_on_cpu(choice: Choice, node: Node) -> bool:

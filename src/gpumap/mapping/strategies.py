@@ -12,7 +12,14 @@ from gpumap.mapping.linked import best_linked
 from gpumap.mapping.refs import resolve, resolve_all
 from gpumap.mapping.scores import scores_of
 
-__all__ = ["STRATEGIES", "by_rank", "in_words", "pick", "pool_of"]
+__all__ = [
+    "STRATEGIES",
+    "allowed_devices",
+    "by_rank",
+    "in_words",
+    "pick",
+    "pool_of",
+]
 
 
 @dataclass(frozen=True)
@@ -54,6 +61,11 @@ def _best_linked(
     return best_linked(node, processes, [device.index for device in pool])
 
 
+_HOW_TO_SHARE = (
+    " To share one on purpose, list it more than once, with oversubscribe=True and "
+    'backend="gloo".'
+)
+
 STRATEGIES: dict[str, _Rule] = {
     # torch.distributed.run's documentation: device index = LOCAL_RANK.
     "local_rank": _Rule(_as_listed, "local_rank", "pool[local_rank]"),
@@ -71,6 +83,16 @@ STRATEGIES: dict[str, _Rule] = {
 }
 
 
+def allowed_devices(choice: Choice, launch: Launch, node: Node) -> tuple[Device, ...]:
+    """Return the devices that gpus names, or all that are visible.
+
+    Raises:
+        DeviceError: gpus names a device that is not there.
+    """
+    listed = choice.listed(node, launch.node_rank)
+    return node.devices if listed is None else resolve_all(listed, node)
+
+
 def pool_of(choice: Choice, launch: Launch, node: Node) -> tuple[Device, ...]:
     """Return the devices that the choice's strategy picks from, in its order.
 
@@ -79,8 +101,7 @@ def pool_of(choice: Choice, launch: Launch, node: Node) -> tuple[Device, ...]:
         PlacementError: A device is listed twice, or has no score, or there are fewer
             devices than processes that each want one.
     """
-    listed = choice.listed(node, launch.node_rank)
-    pool = node.devices if listed is None else resolve_all(listed, node)
+    pool = allowed_devices(choice, launch, node)
     if not pool:
         raise DeviceError(
             f'strategy "{choice.name}" has no device to choose from.',
@@ -93,7 +114,8 @@ def pool_of(choice: Choice, launch: Launch, node: Node) -> tuple[Device, ...]:
         twice = next(d for d in pool if indices.count(d.index) > 1)
         raise PlacementError(
             f"{twice} is listed twice in gpus on {node.hostname}.",
-            f"gpus={listed!r} has {len(pool)} entries for {different} devices.",
+            f"gpus={choice.listed(node, launch.node_rank)!r} has {len(pool)} entries "
+            f"for {different} devices.",
             "List each device once. Sharing one needs oversubscribe=True and a backend "
             "that can (gloo).",
         )
@@ -167,13 +189,19 @@ def _refuse_more_processes(
     if processes <= len(pool):
         return
     names = ", ".join(map(str, pool))
+    several = [pool[place % len(pool)].index for place in range(min(processes, 8))]
+    share = (
+        f"list one for each process, gpus={several}"
+        if choice.oversubscribe and processes == len(several)
+        else f"list {processes} devices in gpus=[…]"
+    )
     raise PlacementError(
         f"{processes} processes on {node.hostname} have {len(pool)} "
         f"device{'s'[: len(pool) > 1]}: local rank {len(pool)} and up would have none.",
         f'strategy "{choice.name}" gives {STRATEGIES[choice.name].words}; '
         f"the pool is {names}.",
-        f"Start {len(pool)} on each node ({launch.command(len(pool))}), or list "
-        f"{processes} devices in gpus=[…].",
+        f"Start {len(pool)} on each node ({launch.command(len(pool))}), or {share}."
+        + _HOW_TO_SHARE * (not choice.oversubscribe),
         tuple(range(launch.world_size)[-processes:]) if launch.one_node else (),
     )
 

@@ -11,17 +11,27 @@ from gpumap.mapping.masks import (
     rocm_visible,
 )
 
-__all__ = ["ALL_MASKS", "doubt", "mask_length", "mask_of", "masks_of", "visible"]
+__all__ = [
+    "ALL_MASKS",
+    "doubt",
+    "mask_length",
+    "mask_of",
+    "masks_of",
+    "visible",
+    "without_foreign_masks",
+]
 
-# By vendor; the one that acts last on the numbering comes first.
+# By vendor, the masks that its driver reads; the one that acts last on the numbering
+# comes first.
 _MASKS = {
     "cuda": ("CUDA_VISIBLE_DEVICES",),
     "rocm": ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
     "xpu": ("ZE_AFFINITY_MASK",),
     "npu": ("ASCEND_RT_VISIBLE_DEVICES",),
 }
-# Where nothing is visible, any of them can be the reason.
 ALL_MASKS = tuple(dict.fromkeys(name for names in _MASKS.values() for name in names))
+# What older versions of Slurm set where a job asked for no GPU.
+_NO_DEVICE = "NoDevFiles"
 _PLAIN_ENTRY = r"[0-9]+|(GPU|MIG)-[0-9A-Za-z/-]+"
 _PLAIN_ENTRIES = {
     "ROCR_VISIBLE_DEVICES": rf"\s*({_PLAIN_ENTRY}|0[xX][0-9a-fA-F]+)\s*",
@@ -35,9 +45,22 @@ def visible(node: Node, environ: Mapping[str, str]) -> Node:
     NVIDIA_VISIBLE_DEVICES has no part in it: it decides what a container is given, and
     inside everything counts from 0 again.
 
+    Where nothing is left, hidden_by names the mask that left nothing; two of AMD's,
+    where only both together did.
+
     Raises:
         DeviceError: The mask's own runtime refuses it.
     """
+    left = _left_by(node, environ)
+    if left.devices or not node.devices:
+        return left
+    acting = masks_of(node, environ)
+    # AMD's masks compose: HIP counts within what ROCR leaves.
+    alone = [mask for mask in acting if not _left_by(node, dict([mask])).devices]
+    return left.model_copy(update={"hidden_by": tuple(alone[-1:] or acting)})
+
+
+def _left_by(node: Node, environ: Mapping[str, str]) -> Node:
     vendor, get = _vendor(node), environ.get
     if vendor == "rocm":
         return rocm_visible(
@@ -57,7 +80,7 @@ def visible(node: Node, environ: Mapping[str, str]) -> Node:
 def mask_of(node: Node, environ: Mapping[str, str]) -> tuple[str, str] | None:
     """Return the name and the text of the mask that numbers this node's devices.
 
-    None where none is set. Where no device is visible, any vendor's mask counts.
+    None where none is set.
     """
     return next(iter(masks_of(node, environ)), None)
 
@@ -68,9 +91,15 @@ def doubt(seen: Node, environ: Mapping[str, str]) -> str | None:
     seen is the node as the process sees it, under the masks.
     """
     there = len(seen.devices)
-    for name, text in masks_of(seen, environ):
+    masks = masks_of(seen, environ)
+    for place, (name, text) in enumerate(masks):
         if text in ("", "-1"):
             continue
+        if text == _NO_DEVICE:
+            return (
+                f"{name}={text!r} is how an older Slurm says that this task was given "
+                "no GPU: ask for some with --gres=gpu:… where it is started."
+            )
         entries = text.split(",")
         plain = _PLAIN_ENTRIES.get(name, _PLAIN_ENTRY)
         odd = [entry for entry in entries if not re.fullmatch(plain, entry)]
@@ -91,23 +120,51 @@ def doubt(seen: Node, environ: Mapping[str, str]) -> str | None:
                     if sliced
                     else "look for an entry that names no device, or one again."
                 )
+                + "".join(
+                    f" It counts within {n}={x!r}." for n, x in masks[place + 1 :]
+                )
+                + _container(environ)
             )
     return None
 
 
+def _container(environ: Mapping[str, str]) -> str:
+    given = environ.get("NVIDIA_VISIBLE_DEVICES", "")
+    if not re.match(_PLAIN_ENTRY, given):
+        return ""
+    return (
+        f" NVIDIA_VISIBLE_DEVICES={given!r} has chosen this container's devices; "
+        "inside, they count from 0."
+    )
+
+
 def masks_of(node: Node, environ: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return the masks that act on a node's devices, the last one first."""
-    names = _MASKS.get(_vendor(node), ()) if node.devices else ALL_MASKS
-    found = [(name, environ[name]) for name in names if name in environ]
-    # HIP takes an empty text for none at all.
-    return [x for x in found if x != ("HIP_VISIBLE_DEVICES", "")]
+    """Return the masks that act on a node's devices, the last one first.
+
+    Where no device is visible, those that may be the reason.
+    """
+    if not node.devices:
+        return list(node.hidden_by)
+    names = list(_MASKS.get(_vendor(node), ()))
+    # HIP takes an empty text for none at all, and CUDA's then.
+    unread = "CUDA" if environ.get("HIP_VISIBLE_DEVICES") else "HIP"
+    if _vendor(node) == "rocm":
+        names.remove(f"{unread}_VISIBLE_DEVICES")
+    return [(name, environ[name]) for name in names if name in environ]
+
+
+def without_foreign_masks(node: Node, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables, less the masks that this node's drivers do not read."""
+    own = dict(masks_of(node, environ)) if node.devices or node.hidden_by else environ
+    return {n: x for n, x in environ.items() if n not in ALL_MASKS or n in own}
 
 
 def mask_length(mask: str | None) -> int | None:
     """Return how many devices a mask names; None where there is no mask."""
     if mask is None:
         return None
-    return len([entry for entry in mask.split(",") if entry.strip()])
+    entries = (entry.strip() for entry in mask.split(","))
+    return len([e for e in entries if e and e[0] != "-" and e != _NO_DEVICE])
 
 
 def _vendor(node: Node) -> str:

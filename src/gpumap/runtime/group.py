@@ -17,14 +17,13 @@ import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
 
 from gpumap.errors import SessionError
-from gpumap.mapping.launch import Launch
+from gpumap.mapping.launch import LOOPBACK, Launch
 from gpumap.runtime.connections import GlooConnections
 from gpumap.runtime.failures import Answer
 from gpumap.runtime.forks import outlive
 from gpumap.runtime.preparation import Asked, Prepared
 from gpumap.runtime.progress import newest, progress
 from gpumap.runtime.rendezvous import Meeting
-from gpumap.runtime.tcp import LOOPBACK
 from gpumap.runtime.telling import described, first_line, note
 
 __all__ = ["ProcessGroup", "refuse_a_dead_group"]

@@ -7,8 +7,8 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from gpumap.errors import RollCallError
+from gpumap.mapping.identity import Identity, identity_of
 from gpumap.mapping.launch import Launch
-from gpumap.mapping.visibility import masks_of
 from gpumap.runtime.board import Board
 from gpumap.runtime.client import StoreLostError
 from gpumap.runtime.likeness import Likeness
@@ -17,7 +17,7 @@ from gpumap.runtime.preparation import Asked, Prepared, prepare
 from gpumap.runtime.rendezvous import Meeting, meet, meet_in_group
 from gpumap.runtime.rollcall import answer, roll_call
 from gpumap.runtime.telling import described, note
-from gpumap.runtime.witness import pid_space
+from gpumap.runtime.witness import boot_id, file_space, pid_space
 
 __all__ = ["Joined", "join"]
 
@@ -104,9 +104,9 @@ def _prepare_or_answer(
 
 
 def _answer(asked: Asked, launch: Launch, error: Exception, *, adopted: bool) -> None:
-    log.error(
-        "rank %d cannot start, and tells the others: %s", launch.rank, described(error)
-    )
+    # All of it is in the error, which is raised once they know.
+    happened = described(error).partition("\n")[0]
+    log.error("rank %d cannot start, and tells the others: %s", launch.rank, happened)
     seconds = min(asked.start_seconds, _ANSWER_SECONDS)
     try:
         meeting = _meet(launch, seconds, asked, adopted=adopted)
@@ -148,9 +148,7 @@ def _sight(prepared: Prepared, asked: Asked) -> str:
         return ""
     if asked.device == "cpu":
         return 'device="cpu" was asked for.'
-    masks = masks_of(prepared.node, asked.environ)
-    under = ", ".join(f"{name}={text!r}" for name, text in masks)
-    return f"{prepared.node.visible[:-1]}, under {under or 'no mask'}."
+    return prepared.node.visible
 
 
 def _hint(prepared: Prepared) -> str:
@@ -171,33 +169,24 @@ def _hint(prepared: Prepared) -> str:
         f'Strategy "{prepared.choice.name}" placed each by what its own process sees: '
         "give every process of a node the same *_VISIBLE_DEVICES and distinct local "
         "ranks, or each its own device."
+        + " To share one on purpose, write oversubscribe=True."
+        * prepared.can_share
     )
 
 
-def _identity(prepared: Prepared) -> str | None:
-    """Return what tells a device from all others; None where nothing does.
-
-    For a backend that wants a device for each rank, a MIG slice counts as its GPU.
-    """
+def _identity(prepared: Prepared) -> Identity | None:
+    """Return what tells this rank's device from all others, if anything does."""
     launch, device = prepared.placement.launch, prepared.placement.device
-    if device.kind == "cpu":
-        return None
-    number = device.index if device.physical_index is None else device.physical_index
-    if prepared.can_share and device.mig == device.pci_bus_id is not None:
-        return None  # without NVML slices of one GPU look alike
-    whole = None if prepared.can_share else device.mig
-    own = whole or device.uuid or device.pci_bus_id or f"{device.kind}:{number}"
-    if not prepared.rehearsal:
-        if own.startswith(("GPU-", "MIG-")) or own == device.uuid:
-            return own
-        known = device.pci_bus_id or device.physical_index is not None
-        unknown = launch.devices_bound and not known
-        return None if unknown else f"{own} of {prepared.node.hostname}"
-    # One description may stand for several pretended nodes.
-    node = launch.node_rank
-    if node is None and launch.local_world_size == 1:
-        return f"{own} of rank {launch.rank}'s node"
-    return f"{own} of node {0 if node is None else node}"
+    host, view = boot_id(), file_space()
+    if prepared.rehearsal:
+        # One description may stand for several pretended nodes.
+        node = launch.node_rank
+        host = view = f"of node {0 if node is None else node}"
+        if node is None and launch.local_world_size == 1:
+            host = view = f"of rank {launch.rank}'s node"
+    elif launch.devices_bound and device.physical_index is None:
+        view = None
+    return identity_of(device, host=host, view=view, can_share=prepared.can_share)
 
 
 def _call_the_roll(

@@ -11,8 +11,7 @@ import time
 import torch
 
 from gpumap.detect.hardware import detect_node
-from gpumap.detect.launchers import detect_launch
-from gpumap.detect.rehearsal import REHEARSAL, rehearsed_node
+from gpumap.detect.rehearsal import REHEARSAL
 from gpumap.errors import DeviceError
 from gpumap.mapping.devices import Device
 from gpumap.mapping.refs import DeviceRef
@@ -40,12 +39,12 @@ def measure(timeout: float = 120.0) -> dict[DeviceRef, float]:
         DeviceError: A device failed, or did not finish within timeout seconds.
     """
     if wanted := os.environ.get(REHEARSAL):
-        node = rehearsed_node(wanted, detect_launch(), os.environ)
         log.warning(
             "rehearsal of %s: measure() returns multiprocessors instead of speeds.",
             wanted,
         )
-        scores = {_key(d): float(d.multiprocessors or 1) for d in node.devices}
+        devices = detect_node().devices
+        scores = {_key(d): float(d.multiprocessors or 1) for d in devices}
         return scores or {"cpu": 1.0}
     try:
         done = subprocess.run(  # noqa: S603 - this module, by this Python

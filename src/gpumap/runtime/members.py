@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from pydantic import Field
 
+from gpumap.mapping.identity import Identity
 from gpumap.mapping.values import Value
 
 __all__ = ["KIND", "Member", "Signed", "Stranger", "Terms", "named"]
@@ -27,7 +28,7 @@ class Member(Value):
     hostname: str
     pid: int
     device: str
-    identity: str | None = None
+    identity: Identity | None = None
     sight: str = ""
     hint: str = ""
     pid_space: str | None = None

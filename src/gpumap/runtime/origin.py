@@ -10,6 +10,7 @@ from pathlib import Path
 
 from gpumap.mapping.launch import Launch
 from gpumap.mapping.values import Value
+from gpumap.runtime.witness import pid_space
 
 __all__ = ["Origin", "difference", "origin_of"]
 
@@ -30,6 +31,7 @@ class Origin(Value):
         rank: Its rank.
         hostname: Its host's own name.
         pid: Its process id.
+        pid_space: Where process ids count; None where the system does not tell.
         job_id: The launcher's name for the job, if it has one.
         spawner: The process id of the Python that started it by multiprocessing.
         parent: Its parent's process id.
@@ -42,6 +44,7 @@ class Origin(Value):
     rank: int
     hostname: str
     pid: int
+    pid_space: str | None
     job_id: str | None
     spawner: int | None
     parent: int
@@ -67,6 +70,7 @@ def origin_of(launch: Launch) -> Origin:
         rank=launch.rank,
         hostname=socket.gethostname(),
         pid=os.getpid(),
+        pid_space=pid_space(),
         job_id=launch.job_id,
         spawner=None if parent is None else parent.pid,
         parent=os.getppid(),
@@ -88,7 +92,9 @@ def difference(a: Origin, b: Origin) -> str | None:
     """
     if a.job_id is not None or b.job_id is not None:
         return _unlike("job", a.job_id, b.job_id)
-    if a.hostname != b.hostname or a.script != b.script:
+    # Two hosts may have one name, and containers their own process ids.
+    apart = a.hostname != b.hostname or a.pid_space != b.pid_space
+    if apart or a.script != b.script:
         return _unlike("script", a.script, b.script)
     if a.spawner is not None or b.spawner is not None:
         if a.spawner in (b.spawner, b.pid) or b.spawner == a.pid:

@@ -12,19 +12,21 @@ import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
 
 from gpumap.detect.hardware import detect_node
-from gpumap.detect.launchers import detect_launch
-from gpumap.detect.rehearsal import REHEARSAL, rehearsed_node
+from gpumap.detect.launchers import detect_launch, launched_on
+from gpumap.detect.rehearsal import REHEARSAL
 from gpumap.errors import DeviceError, LaunchError, SessionError
-from gpumap.mapping.advice import blindly_linked
+from gpumap.mapping.advice import advice, idle_devices
 from gpumap.mapping.choice import Choice, Gpus, Scores, Strategy, pool_named
 from gpumap.mapping.devices import Node
 from gpumap.mapping.launch import Launch
 from gpumap.mapping.placement import (
     Placement,
-    idle_devices,
+    can_share,
+    devices_here,
     place,
     refuse_conflicts,
 )
+from gpumap.mapping.strategies import allowed_devices, pool_of
 from gpumap.mapping.visibility import doubt
 
 __all__ = [
@@ -43,8 +45,6 @@ log = logging.getLogger("gpumap")
 START_TIMEOUT = "GPUMAP_START_TIMEOUT"
 # Three years; longer waits overflow what threads can be told.
 _MOST_SECONDS = 1e8
-# Backends that give each device to one rank, and fail or hang otherwise.
-_ONE_RANK_A_DEVICE = ("nccl", "xccl", "hccl")
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class Prepared:
     @property
     def can_share(self) -> bool:
         """Whether the backend lets two ranks use one device."""
-        return _can_share(self.backend)
+        return can_share(self.backend)
 
     @property
     def backend_in_use(self) -> str:
@@ -169,7 +169,9 @@ def prepare(asked: Asked, launch: Launch) -> Prepared:
         asked.strategy, asked.pool, asked.scores, oversubscribe=asked.oversubscribe
     )
     rehearsal = asked.environ.get(REHEARSAL) or None
-    node = _node(asked, launch, rehearsal)
+    node = _node(asked, launch)
+    if asked.launch is None:
+        launch = launched_on(node, launch, asked.environ)
     placement = place(
         launch,
         node,
@@ -179,14 +181,9 @@ def prepare(asked: Asked, launch: Launch) -> Prepared:
         oversubscribe=choice.oversubscribe,
     )
     backend = asked.backend or _default_backend(placement.device.kind)
-    refuse_conflicts(placement, node, choice, can_share=_can_share(backend))
-    if (launch.local_rank or 0) == 0:
-        if idle := idle_devices(placement, node, choice):
-            level = logging.INFO if choice.gpus is None else logging.WARNING
-            log.log(level, "%s", idle)
-        blind = choice.strategy == "linked" and blindly_linked([placement.device], node)
-        if blind:
-            log.warning("%s", blind)
+    refuse_conflicts(placement, node, choice, backend)
+    if (launch.local_rank or 0) == 0 and placement.device.kind != "cpu":
+        _advise(choice, launch, node)
     # Of a mask that all have, one rank tells; of one of its own, each.
     own = launch.devices_bound or not node.devices
     tells = (own or (launch.local_rank or 0) == 0) and asked.device != "cpu"
@@ -248,7 +245,7 @@ def refuse_without_a_rank(launch: Launch, environ: Mapping[str, str]) -> None:
     )
 
 
-def _node(asked: Asked, launch: Launch, rehearsal: str | None) -> Node:
+def _node(asked: Asked, launch: Launch) -> Node:
     if asked.device == "cpu" and asked.gpus is not None:
         raise DeviceError(
             f'device="cpu" and gpus={asked.gpus!r} contradict each other.',
@@ -257,21 +254,16 @@ def _node(asked: Asked, launch: Launch, rehearsal: str | None) -> Node:
         )
     if asked.node is not None:
         return asked.node
-    if rehearsal is not None and asked.device != "cpu":
-        node = rehearsed_node(rehearsal, launch, asked.environ)
-        kinds = {device.kind for device in node.devices}
-        if asked.device != "auto" and kinds and asked.device not in kinds:
-            raise DeviceError(
-                f"device={asked.device!r} was asked for, and there is none.",
-                node.visible,
-                'Write device="auto", or rehearse a machine that has one.',
-            )
-        return node
-    return detect_node(asked.device, asked.environ)
+    return detect_node(asked.device, asked.environ, launch)
 
 
-def _can_share(backend: str) -> bool:
-    return not any(name in backend for name in _ONE_RANK_A_DEVICE)
+def _advise(choice: Choice, launch: Launch, node: Node) -> None:
+    if idle := idle_devices(launch, pool_of(choice, launch, node), node):
+        log.log(logging.INFO if choice.gpus is None else logging.WARNING, "%s", idle)
+    devices = devices_here(choice, launch, node)
+    pool = allowed_devices(choice, launch, node)
+    for sentence in advice(devices, pool, node, choice.name):
+        log.warning("%s", sentence)
 
 
 def _default_backend(kind: str) -> str:

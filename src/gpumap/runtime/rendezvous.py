@@ -11,14 +11,14 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from gpumap.errors import LaunchError, RollCallError
-from gpumap.mapping.launch import Launch
+from gpumap.errors import RollCallError
+from gpumap.mapping.launch import Launch, store_address
 from gpumap.runtime.board import Board, Keys, TorchKeys
 from gpumap.runtime.client import Client, StoreLostError, open_files
 from gpumap.runtime.connections import shut_down_to
 from gpumap.runtime.members import Stranger
 from gpumap.runtime.origin import Origin, difference, origin_of
-from gpumap.runtime.tcp import LOOPBACK, connect, foreign, listen
+from gpumap.runtime.tcp import connect, foreign, listen
 
 __all__ = ["Meeting", "meet", "meet_in_group", "session_prefix"]
 
@@ -123,7 +123,7 @@ def meet(launch: Launch, seconds: float, environ: Mapping[str, str]) -> Meeting:
     """
     if launch.world_size == 1:
         return Meeting(dist.HashStore(), "", hosted=False, keeper="this process")
-    key = _address(launch)
+    key = store_address(launch)
     if key not in _opened:
         _opened[key] = _open(launch, *key, seconds, environ)
     opened = _opened[key]
@@ -168,29 +168,6 @@ def meet_in_group() -> Meeting:
 def session_prefix(session: int, restart: str = "0") -> str:
     """Return what the keys of a process's n-th session on a store begin with."""
     return f"gpumap/{restart}/{session}"
-
-
-def _address(launch: Launch) -> tuple[str, int]:
-    on_loopback = launch.master_addr in LOOPBACK
-    host = launch.master_addr
-    if launch.one_node or on_loopback:
-        host = LOOPBACK.get(host or "", "127.0.0.1")
-    missing = tuple(
-        name
-        for name, value in (("MASTER_ADDR", host), ("MASTER_PORT", launch.master_port))
-        if value is None
-    )
-    if missing or host is None or launch.master_port is None:
-        raise LaunchError(
-            f"rank {launch.rank} of {launch.world_size} does not know where to meet "
-            f"the others: {' and '.join(missing)} not set.",
-            f"{launch.launcher}: master_addr={launch.master_addr}, "
-            f"master_port={launch.master_port}.",
-            f"Set {' and '.join(missing)} to the same value on every rank: rank 0's "
-            "host, and a port free there, for instance 29500. torchrun sets them.",
-            missing,
-        )
-    return host, launch.master_port
 
 
 def _open(

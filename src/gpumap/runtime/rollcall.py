@@ -127,7 +127,7 @@ def _wrong(
     if me.identity is None:
         return None
     holder = board.claim(f"device/{me.identity}", me)
-    return None if holder == me else one_device(holder, me)
+    return None if holder == me else one_device(holder, me, me.identity.name)
 
 
 class _Watch:

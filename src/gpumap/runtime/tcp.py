@@ -8,13 +8,12 @@ import time
 import torch.distributed as dist
 
 from gpumap.errors import LaunchError, RollCallError, SessionError
-from gpumap.mapping.launch import Launch
+from gpumap.mapping.launch import LOOPBACK, Launch
 from gpumap.runtime.client import Client, StoreLostError
 from gpumap.runtime.telling import Reminder
 
-__all__ = ["LOOPBACK", "connect", "foreign", "listen", "store_on_loopback"]
+__all__ = ["connect", "foreign", "listen", "store_on_loopback"]
 
-LOOPBACK = {"localhost": "127.0.0.1", "127.0.0.1": "127.0.0.1", "::1": "::1"}
 log = logging.getLogger("gpumap")
 
 # A store answers a greeting at once, if its process is not stopped.

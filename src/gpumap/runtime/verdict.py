@@ -64,12 +64,11 @@ def claimed_twice(holder: Member, me: Member) -> Verdict:
     )
 
 
-def one_device(holder: Member, me: Member) -> Verdict:
-    """Say that two ranks claim one device."""
+def one_device(holder: Member, me: Member, name: str) -> Verdict:
+    """Say that two ranks claim one device, of this name."""
     pair = tuple(sorted((holder.rank, me.rank)))
     return Verdict(
-        happened=f"rank {pair[0]} and rank {pair[1]} are both on one device, "
-        f"{me.identity}.",
+        happened=f"rank {pair[0]} and rank {pair[1]} are both on one device, {name}.",
         seen=f"{holder} calls it {holder.device}; {me} calls it {me.device}.",
         hint=me.hint,
         ranks=pair,

@@ -4,7 +4,15 @@ import os
 from functools import cache
 from pathlib import Path
 
-__all__ = ["end_of", "is_gone", "is_halted", "pid_space", "state_of"]
+__all__ = [
+    "boot_id",
+    "end_of",
+    "file_space",
+    "is_gone",
+    "is_halted",
+    "pid_space",
+    "state_of",
+]
 
 _GONE = "its process is gone"
 _STATES = {
@@ -17,14 +25,33 @@ _STATES = {
 
 
 @cache
-def pid_space() -> str | None:
-    """Return what two processes share that see each other's process ids.
+def boot_id() -> str | None:
+    """Return what all processes under this kernel share, and no others.
 
-    The kernel since it booted, and the PID namespace; None where there is no /proc.
+    It is drawn anew at every boot, so clones of a virtual machine differ; containers
+    share their host's. None where there is no /proc.
     """
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot}/{Path('/proc/self/ns/pid').stat().st_ino}"
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return None
+
+
+def pid_space() -> str | None:
+    """Return what two processes share that see each other's process ids."""
+    return _space("pid")
+
+
+def file_space() -> str | None:
+    """Return what two processes share that see the same files, devices included."""
+    return _space("mnt")
+
+
+@cache
+def _space(name: str) -> str | None:
+    """Return the kernel and a namespace in it."""
+    try:
+        return f"{boot_id()}/{Path(f'/proc/self/ns/{name}').stat().st_ino}"
     except OSError:
         return None
 

@@ -1,0 +1,64 @@
+"""What tells a device from all others in a job, as far as anything does."""
+
+import re
+
+from gpumap.mapping.devices import Device
+from gpumap.mapping.values import Value
+
+__all__ = ["Identity", "identity_of"]
+
+
+class Identity(Value):
+    """What two ranks on one device have in common, and no two ranks on two.
+
+    Attributes:
+        name: The device's own name: a UUID, a PCI bus ID, or an index.
+        place: Where that name counts.
+    """
+
+    name: str
+    place: str
+
+    def __str__(self) -> str:
+        """Return both, as a key."""
+        return f"{self.name} {self.place}"
+
+
+def identity_of(
+    device: Device, *, host: str | None, view: str | None, can_share: bool
+) -> Identity | None:
+    """Return what tells a device from all others; None where nothing does for certain.
+
+    host names the kernel that the process runs under, as no other in the world is
+    named; view names what the process's index counts in, which containers of one host
+    do not share. can_share says whether two ranks may be on slices of one GPU.
+
+    A UUID alone is not enough: Intel's is made of product and bus, and alike on equal
+    hosts; AMD's is "GPU-XX" where a product has none; a hypervisor may show one to all
+    its guests. A bus is one host's own.
+
+    Source: NCCL's init.cc, which finds a GPU claimed twice by host hash (kernel's boot
+    id and host name) and bus; intel/compute-runtime, generateUuidFromPciAndSubDevice;
+    ROCR-Runtime, HSA_AMD_AGENT_INFO_UUID.
+    """
+    if device.kind == "cpu":
+        return None
+    if can_share and device.mig is not None and device.mig == device.pci_bus_id:
+        return None  # without NVML slices of one GPU look alike
+    whole = None if can_share else device.mig
+    own = whole or (device.uuid if _tells(device.uuid) else None)
+    if own or device.pci_bus_id:
+        name = own or device.pci_bus_id or ""
+        place = f"{device.pci_bus_id} {host}"
+        return Identity(name=name, place=place) if host else None
+    number = device.index if device.physical_index is None else device.physical_index
+    return Identity(name=f"{device.kind}:{number}", place=view) if view else None
+
+
+def _tells(uuid: str | None) -> bool:
+    """Tell whether a UUID is more than a place holder: hexadecimal, not all one digit.
+
+    A slice of an old driver is named after its GPU: MIG-GPU-<UUID>/<GI>/<CI>.
+    """
+    digits = re.sub(r"^(MIG-)?(GPU-)?|[-/]", "", uuid or "")
+    return bool(re.fullmatch(r"[0-9A-Fa-f]+", digits)) and len(set(digits)) > 1

@@ -1,0 +1,46 @@
+"""Whose the devices are that a task sees: the table that docs/cases.md shows."""
+
+import json
+
+import pytest
+from cases import rows
+
+from gpumap.detect.launchers import detect_launch, launched_on
+from gpumap.mapping.devices import Device, Node
+from gpumap.mapping.visibility import visible
+
+CASES = rows("Devices of a task's own")
+
+
+def eight(vendor: str) -> Node:
+    """Return a node of eight devices."""
+    kind = "cuda" if vendor == "rocm" else vendor
+    return Node(
+        hostname="n1",
+        devices=tuple(
+            Device(kind=kind, index=n, physical_index=n, rocm=vendor == "rocm")
+            for n in range(8)
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("environment", "vendor", "whose", "local_rank", "source"), CASES
+)
+def test_a_task_has_devices_of_its_own_where_its_mask_says_so(
+    environment: str, vendor: str, whose: str, local_rank: str, source: str
+) -> None:
+    """Read alone, and read again once it is known whose devices there are."""
+    assert source
+    environ = json.loads(environment)
+    node = visible(eight(vendor), environ)
+    launch = detect_launch(environ, node)
+    assert launch.devices_bound == (whose == "own")
+    assert launch.local_rank == (None if local_rank == "not told" else int(local_rank))
+    assert launched_on(node, detect_launch(environ), environ) == launch
+
+
+def test_there_are_cases_of_each_outcome() -> None:
+    """And of three vendors."""
+    assert {whose for _, _, whose, _, _ in CASES} == {"own", "counted"}
+    assert {vendor for _, vendor, *_ in CASES} >= {"cuda", "rocm", "xpu"}
