@@ -266,3 +266,74 @@ def test_the_page_shows_what_is_printed(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,2")
     assert main(["--machine", "dgx-a100"]) == 0
     assert capsys.readouterr().out == shown
+
+
+def two_nodes(folder: Path) -> str:
+    """Return a file with two nodes: four RTX 3090s, and two of other cards."""
+    nodes = [gpumap.machine("rtx3090x4"), gpumap.machine("rtx3090-gtx1080")]
+    file = folder / "two.json"
+    file.write_text(f"[{','.join(node.model_dump_json() for node in nodes)}]")
+    return str(file)
+
+
+def test_all_nodes_of_a_description_are_shown(capsys: Shown, tmp_path: Path) -> None:
+    """Each with its devices; the plan has the ranks of both, and each one's doubts."""
+    options = f"--machine {two_nodes(tmp_path)} --nproc 2 --json"
+    assert main(options.split()) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [node["hostname"] for node in found["cluster"]] == [
+        "rtx3090x4",
+        "rtx3090-gtx1080",
+    ]
+    places = [(p["launch"]["rank"], p["device"]["name"]) for p in found["placements"]]
+    assert [rank for rank, _ in places] == [0, 1, 2, 3]
+    assert places[3] == (3, "NVIDIA GeForce GTX 1080")
+    assert any("the slower: leave it out" in w for w in found["warnings"])
+    assert main(options.removesuffix("--json").split()) == 0
+    out = capsys.readouterr().out
+    assert out.count("devices visible") == 2
+    hosts = [row.split()[2] for row in out.splitlines() if row[:1].isdecimal()]
+    assert hosts == ["rtx3090x4"] * 2 + ["rtx3090-gtx1080"] * 2
+
+
+def test_a_node_that_cannot_hold_its_ranks_is_named(
+    capsys: Shown, tmp_path: Path
+) -> None:
+    """Four processes fit the first node, and not the second."""
+    assert main(["--machine", two_nodes(tmp_path), "--nproc", "4"]) == 1
+    out = capsys.readouterr().out
+    assert "4 processes on rtx3090-gtx1080 have 2 devices" in out
+
+
+def test_nodes_alike_are_pretended_by_number(capsys: Shown, tmp_path: Path) -> None:
+    """Three DGX A100s: shown once, with 24 ranks; other numbers are refused."""
+    assert main(["--machine", "dgx-a100", "--nodes", "3"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("devices visible") == 1
+    assert out.splitlines()[-1].split()[:4] == ["23", "2", "dgx-a100", "7"]
+    assert main(["--machine", two_nodes(tmp_path), "--nodes", "3"]) == 1
+    assert "--nodes is 3, and" in capsys.readouterr().out
+
+
+def test_sharing_on_purpose_is_shown_as_a_session_would_have_it(capsys: Shown) -> None:
+    """With gloo it is a plan; with NCCL it is refused."""
+    sharing = ["--machine", "rtx3090x2", "--nproc", "4", "--gpus", "0,1,0,1"]
+    sharing.append("--oversubscribe")
+    assert main([*sharing, "--backend", "gloo"]) == 0
+    rows = [r for r in capsys.readouterr().out.splitlines() if r[:1].isdecimal()]
+    assert [row.split()[4] for row in rows] == ["cuda:0", "cuda:1"] * 2
+    assert main(sharing) == 1
+    assert "cannot run two ranks on one device" in capsys.readouterr().out
+
+
+def test_ranks_without_an_address_to_meet_at_are_told(
+    capsys: Shown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Open MPI on two nodes: the plan is shown, and that no session could start."""
+    monkeypatch.setenv("GPUMAP_REHEARSAL", "dgx-a100")
+    for name, value in (("RANK", 1), ("SIZE", 4), ("LOCAL_RANK", 1), ("LOCAL_SIZE", 2)):
+        monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", str(value))
+    assert main([]) == 1
+    out = capsys.readouterr().out
+    assert "1     ?     dgx-a100  1           cuda:1" in out
+    assert "LaunchError: rank 1 of 4 does not know where to meet the others" in out

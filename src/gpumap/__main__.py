@@ -273,7 +273,14 @@ _ALONE = _pretended(1, 1)[0]
 
 
 def _placed(launch: Launch, node: Node, choice: Choice) -> Placement:
-    return place(launch, node, choice.strategy, gpus=choice.gpus, scores=choice.scores)
+    return place(
+        launch,
+        node,
+        choice.strategy,
+        gpus=choice.gpus,
+        scores=choice.scores,
+        oversubscribe=choice.oversubscribe,
+    )
 
 
 def _in_words(report: Report) -> str:

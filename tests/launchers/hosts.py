@@ -28,15 +28,22 @@ class Hosts:
     started: list[subprocess.Popen[str]] = field(default_factory=list)
 
     def start(
-        self, host: str, command: Sequence[str], environ: Mapping[str, str]
+        self,
+        host: str,
+        command: Sequence[str],
+        environ: Mapping[str, str],
+        names: Path | None = None,
     ) -> subprocess.Popen[str]:
-        """Start a command on a host, which knows itself and the other by name."""
+        """Start a command on a host, which knows itself and the other by name.
+
+        names is its own /etc/hosts, where that differs.
+        """
         enter = 'hostname "$0"; mount --bind "$1" /etc/hosts; shift; exec "$@"'
         process = subprocess.Popen(
             [
                 *("ip", "netns", "exec", f"{self.prefix}{host}"),
                 *("unshare", "--uts", "--mount", "bash", "-c", enter),
-                *(host, str(self.names), *command),
+                *(host, str(names or self.names), *command),
             ],
             env=dict(environ),
             stdout=subprocess.PIPE,

@@ -14,6 +14,7 @@ from hosts import ADDRESSES, STRANGERS, Hosts, two_hosts
 from conftest import HERE, REPORT, need, reports
 
 PORT = 29511
+EVERYWHERE = "0.0.0.0"  # noqa: S104 - what is tested
 
 
 @pytest.fixture
@@ -65,6 +66,55 @@ def test_two_agents_run_one_job(hosts: Hosts, machines: str) -> None:
     ranks = reports("".join(outs))
     assert len(ranks) == 3
     assert {r["host"] for r in ranks} == {"machine0", "machine1"}
+
+
+@pytest.mark.parametrize("address", ["hosta", "localhost"])
+def test_a_master_that_is_loopback_on_its_own_host_is_reached(
+    hosts: Hosts, tmp_path: Path, address: str
+) -> None:
+    """Debian's installer names 127.0.1.1 after the host; operators write localhost.
+
+    gloo would listen there too.
+    """
+    names = []
+    for own, other in (("hosta", "hostb"), ("hostb", "hosta")):
+        file = tmp_path / own
+        file.write_text(
+            f"127.0.0.1 localhost\n127.0.1.1 {own}\n{ADDRESSES[other]} {other}\n"
+        )
+        names.append(file)
+    command = [sys.executable, REPORT]
+    ranks = [
+        hosts.start("hosta", command, rank(0) | {"MASTER_ADDR": address}, names[0]),
+        hosts.start("hostb", command, rank(1), names[1]),
+    ]
+    outs = [process.communicate(timeout=100)[0] for process in ranks]
+    assert [process.returncode for process in ranks] == [0, 0], outs
+    assert len(reports("".join(outs))) == 2
+    assert f"MASTER_ADDR {address} leads to 127.0." in outs[0]
+    assert "set MASTER_ADDR to its address: 10.77.0.1 (eth0)" in outs[0]
+    assert "every interface" not in outs[1]
+
+
+def test_an_address_that_leads_here_from_elsewhere_is_told_with_the_way_out(
+    hosts: Hosts, tmp_path: Path
+) -> None:
+    """A service's name, or a NAT's: rank 0 listens on all its interfaces instead."""
+    names = tmp_path / "names"
+    names.write_text(f"127.0.0.1 localhost\n{ADDRESSES['hostb']} service\n")
+    lost = rank(0) | {"MASTER_ADDR": "service"}
+    out = hosts.start("hosta", [sys.executable, REPORT], lost, names).communicate(
+        timeout=100
+    )[0]
+    assert "MASTER_ADDR service is not an address of hosta, where rank 0 runs." in out
+    assert "Its addresses are 10.77.0.1 (eth0), 10.78.0.1 (eth1)" in out
+    assert "set MASTER_ADDR=0.0.0.0 on rank 0 alone" in out
+    ranks = [
+        hosts.start(host, [sys.executable, REPORT], rank(n) | {"MASTER_ADDR": there})
+        for n, (host, there) in enumerate((("hosta", EVERYWHERE), ("hostb", "hosta")))
+    ]
+    outs = [process.communicate(timeout=100)[0] for process in ranks]
+    assert [process.returncode for process in ranks] == [0, 0], outs
 
 
 def test_the_store_listens_on_the_masters_address_only(hosts: Hosts) -> None:

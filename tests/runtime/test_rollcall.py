@@ -3,18 +3,33 @@
 import json
 import re
 import socket
+import subprocess
+import sys
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from environments import rank_environment
+import torch.distributed as dist
+from environments import clean_environment, rank_environment
 from jobs import Ended, finish, free_port, run, start
 
 import gpumap
-from gpumap.runtime.members import Terms
+from gpumap.errors import RollCallError
+from gpumap.runtime.board import Board, TorchKeys
+from gpumap.runtime.members import Member, Terms
+from gpumap.runtime.rollcall import roll_call
 
 REHEARSAL = {"GPUMAP_REHEARSAL": "dgx-a100"}
 DATA = Path(__file__).parent.parent / "data"
+LARGE = Terms(
+    world_size=20_000,
+    kind="cuda",
+    on_cpu_as_asked=False,
+    rehearsal=False,
+    backend="nccl",
+    strategy="local_rank",
+)
 
 
 def said(ended: list[Ended], error: str = "RollCallError") -> list[str]:
@@ -23,19 +38,16 @@ def said(ended: list[Ended], error: str = "RollCallError") -> list[str]:
     return [re.findall(rf"errors\.{error}: (.*)", rank.out)[-1] for rank in ended]
 
 
-def test_one_device_under_two_masks_is_found_by_its_uuid(tmp_path: Path) -> None:
+def test_one_device_under_two_masks_is_found_by_its_uuid() -> None:
     """On every rank, within a second of coming together."""
-    node = json.loads(gpumap.machine("rtx3090x4").keeping([0, 1]).model_dump_json())
-    for device in node["devices"]:
-        device["uuid"] = "GPU-5c3a01b2"
-    path = tmp_path / "same.json"
-    path.write_text(json.dumps(node))
+    masks = ("1", "GPU-30900001")
     ended = run(
         "timed",
-        every={"GPUMAP_REHEARSAL": str(path)},
-        each={0: {"CUDA_VISIBLE_DEVICES": "0"}, 1: {"CUDA_VISIBLE_DEVICES": "1"}},
+        every={"GPUMAP_REHEARSAL": "rtx3090x4"},
+        each={rank: {"CUDA_VISIBLE_DEVICES": mask} for rank, mask in enumerate(masks)},
     )
-    first = "rank 0 and rank 1 are both on one device, GPU-5c3a01b2 of node 0."
+    uuid = "GPU-30900001-0000-4000-8000-000000000001"
+    first = f"rank 0 and rank 1 are both on one device, {uuid}."
     assert said(ended) == [first, first]
     for rank in ended:
         assert float(re.findall(r"after (\S+) s", rank.out)[0]) < 5
@@ -100,7 +112,7 @@ def test_slices_of_one_gpu_under_two_masks_are_refused_with_the_reason() -> None
         each={rank: {"CUDA_VISIBLE_DEVICES": mask} for rank, mask in enumerate(masks)},
     )
     gpu = "GPU-0aa11ebd-627f-af3f-1a0d-4e1fd92fd7b0"
-    first = f"rank 0 and rank 1 are both on one device, {gpu} of node 0."
+    first = f"rank 0 and rank 1 are both on one device, {gpu}."
     assert said(ended) == [first, first]
     for rank in ended:
         assert "NCCL refuses two ranks on one GPU, MIG slices of it" in rank.out
@@ -279,7 +291,7 @@ def test_devices_without_a_uuid_are_told_apart_too(tmp_path: Path) -> None:
     path.write_text(json.dumps(node))
     every = {"GPUMAP_REHEARSAL": str(path), "CUDA_VISIBLE_DEVICES": "1"}
     assert said(run("train", every=every))[0] == (
-        "rank 0 and rank 1 are both on one device, 00000000:82:00.0 of node 0."
+        "rank 0 and rank 1 are both on one device, 00000000:82:00.0."
     )
 
 
@@ -305,3 +317,92 @@ def test_an_odd_environment_and_argument_do_not_stop_a_job() -> None:
     every = {**dict.fromkeys(names, "tcp://10.0.0.1:80"), "ODD": "x\udce9"}
     ended = run("train", every=every, cold=True)
     assert [rank.code for rank in ended] == [0, 0], ended
+
+
+def test_scores_that_change_while_the_ranks_look_are_named() -> None:
+    """Free memory, read by one rank after the other: both find theirs the best."""
+    ended = run("racing", every=REHEARSAL)
+    assert said(ended)[0].startswith("rank 0 and rank 1 are both on one device")
+    for rank in ended:
+        assert re.search(r"[Rr]ank 0 scored cuda:0 9, cuda:1 1[.;]", rank.out)
+        assert re.search(r"[Rr]ank 1 scored cuda:0 1, cuda:1 9[.;]", rank.out)
+        assert "The scores changed while the ranks looked: let them depend" in rank.out
+
+
+def test_the_shell_of_a_terminals_step_is_told_in_the_first_seconds() -> None:
+    """`srun -n 2 --pty bash`, and the script started in it: nobody else will come."""
+    step = {
+        "SLURM_JOB_ID": "4711",
+        "SLURM_STEP_ID": "0",
+        "SLURM_PROCID": "0",
+        "SLURM_LOCALID": "0",
+        "SLURM_NODEID": "0",
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_STEP_NUM_NODES": "1",
+        "SLURM_STEP_TASKS_PER_NODE": "2",
+        "SLURM_STEP_NODELIST": "n1",
+        "SLURM_PTY_PORT": "40001",
+    }
+    code = "import gpumap\nwith gpumap.session(device='cpu', start_timeout=7): pass"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**clean_environment(), **step},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    waiting, _, error = done.stderr.partition("Traceback")
+    assert "rank 1 of 2 not here yet" in waiting
+    for told in (waiting, error):
+        assert "GPUMAP_LAUNCHER=none makes this a single process" in told
+
+
+def keys_of(prefix: str, members: Iterable[Member]) -> Board:
+    """Return a board on which these ranks have claimed their places."""
+    board = Board(TorchKeys(dist.HashStore()), prefix)
+    for member in members:
+        board.claim(f"rank/{member.rank}", member)
+        board.count("present")
+    return board
+
+
+@pytest.mark.parametrize("asking", [2.0, 0.0])
+def test_of_a_large_world_the_missing_are_counted(
+    monkeypatch: pytest.MonkeyPatch, asking: float
+) -> None:
+    """Of 20,000, three have not come; without time to ask for each, it is said so."""
+    monkeypatch.setattr("gpumap.runtime.rollcall._ASK_SECONDS", asking)
+    here = [
+        Member(rank=n, hostname="n1", pid=n, device="cuda:0")
+        for n in range(20_000)
+        if n not in (7, 8, 19_999)
+    ]
+    board = keys_of("large", here[1:])
+    with pytest.raises(RollCallError) as caught:
+        roll_call(board, here[0], LARGE, 0.1, hosted=False)
+    who = "ranks 7, 8, 19999" if asking else "3 ranks"
+    assert caught.value.happened == f"{who} of 20000 did not come within 0.1 s."
+    assert caught.value.ranks == ((7, 8, 19_999) if asking else ())
+
+
+def test_a_world_that_no_machine_holds_ends_in_time() -> None:
+    """WORLD_SIZE=1000000000: nothing is done for each of its ranks."""
+    world = {"RANK": "0", "LOCAL_RANK": "0", "MASTER_PORT": str(free_port())}
+    world |= {"WORLD_SIZE": "1000000000", "LOCAL_WORLD_SIZE": "1000000000"}
+    for where, said in (
+        ("device='cpu', start_timeout=1", "and 999999979 more of 1000000000 did not"),
+        ("start_timeout=1", "1000000000 processes on dgx-a100 have 8 devices"),
+    ):
+        code = f"import gpumap\nwith gpumap.session({where}): pass"
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env={**clean_environment(), **REHEARSAL, **world},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 1
+        assert said in done.stderr

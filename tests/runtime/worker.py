@@ -44,6 +44,13 @@ def ddp(**options: Any) -> Any:
     return gpumap.ddp_session(model(), start_timeout=START, timeout=20, **options)
 
 
+def racing() -> None:
+    """Each rank finds its own device the best."""
+    best = {True: 9, False: 1}
+    with ddp(gpus=[0, 1], scores=lambda d: best[d.index == RANK]):
+        say("unreachable")
+
+
 def train() -> None:
     """One step; prints the mapped device, the device in use and the gradient."""
     with ddp() as m:

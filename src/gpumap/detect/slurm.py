@@ -7,13 +7,21 @@ Slurm 22.05.
 
 import logging
 import re
+from collections.abc import Mapping
 from itertools import product
 
 from gpumap.detect.environment import Environment
 from gpumap.detect.ports import port_of_step
 from gpumap.errors import LaunchError
 
-__all__ = ["complete", "expand_counts", "expand_hosts", "in_step", "say_no_step"]
+__all__ = [
+    "at_a_terminal",
+    "complete",
+    "expand_counts",
+    "expand_hosts",
+    "in_step",
+    "say_no_step",
+]
 
 log = logging.getLogger("gpumap")
 
@@ -45,6 +53,23 @@ def say_no_step(env: Environment) -> None:
         "this shell of Slurm job %s is no task of a step: one process, waiting for "
         "nobody. srun starts ranks",
         job,
+    )
+
+
+def at_a_terminal(environ: Mapping[str, str]) -> str:
+    """Return a sentence where this may be the shell of `srun --pty`, or "".
+
+    Of its tasks the first alone has the terminal; shells among the others end at once.
+    What task 0 itself is, and what a shell of its started, have the same variables.
+
+    Source: srun(1), --pty; SLURM_PTY_PORT is set in every task of such a step.
+    """
+    if not environ.get("SLURM_PTY_PORT"):
+        return ""
+    return (
+        "This step was started by `srun --pty`: if its tasks are shells, only this one "
+        "is left. GPUMAP_LAUNCHER=none makes this a single process; torchrun in this "
+        "shell, or srun outside of it, starts ranks."
     )
 
 

@@ -71,6 +71,14 @@ class Launch(Value):
         """Whether all processes are known to be on this node."""
         return self.num_nodes == 1 or self.local_world_size == self.world_size
 
+    @property
+    def several_nodes(self) -> bool:
+        """Whether some process is known to be on another node."""
+        here = self.local_world_size
+        return (self.num_nodes or 1) > 1 or (
+            here is not None and here < self.world_size
+        )
+
     def command(self, processes: int) -> str:
         """Return the command that starts so many processes on each node."""
         pattern = _COMMANDS.get(self.launcher, "torchrun --nproc-per-node {n}")
@@ -147,6 +155,13 @@ class Launch(Value):
                 f"{self.launcher}: master_addr={address!r}.",
                 "Write the host alone (n1, 10.0.0.1, ::1); the port has its own "
                 "variable, MASTER_PORT.",
+            )
+        if (address or "").lower().startswith("fe80:") and "%" not in (address or ""):
+            raise LaunchError(
+                f"master_addr {address} counts on one link, and does not say on which.",
+                f"{self.launcher}: master_addr={address!r}, a link-local address.",
+                f"Write it with the interface, {address}%eth0 for instance, or choose "
+                "an address that is good beyond the link.",
             )
 
 

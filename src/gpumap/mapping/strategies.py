@@ -61,6 +61,8 @@ def _best_linked(
     return best_linked(node, processes, [device.index for device in pool])
 
 
+# More than any node runs; an error lists no more.
+_MOST_RANKS = 4096
 _HOW_TO_SHARE = (
     " To share one on purpose, list it more than once, with oversubscribe=True and "
     'backend="gloo".'
@@ -202,7 +204,9 @@ def _refuse_more_processes(
         f"the pool is {names}.",
         f"Start {len(pool)} on each node ({launch.command(len(pool))}), or {share}."
         + _HOW_TO_SHARE * (not choice.oversubscribe),
-        tuple(range(launch.world_size)[-processes:]) if launch.one_node else (),
+        tuple(range(launch.world_size)[-processes:][:_MOST_RANKS])
+        if launch.one_node
+        else (),
     )
 
 

@@ -29,14 +29,19 @@ def placement_table(
     rows = [["rank", "node", "host", "local_rank", "device", "name", "why"]]
     for placement in placements:
         launch, device = placement.launch, placement.device
-        node = launch.node_rank or 0
+        host = hostname(launch.node_rank or 0)
         rows.append(
             [
-                *(str(launch.rank), str(node), hostname(node), str(launch.local_rank)),
+                *(str(launch.rank), _or_unknown(launch.node_rank)),
+                *(host, _or_unknown(launch.local_rank)),
                 *(str(device), device.name or "", placement.why),
             ]
         )
     return aligned(rows)
+
+
+def _or_unknown(place: int | None) -> str:
+    return "?" if place is None else str(place)
 
 
 def device_table(node: Node) -> str:

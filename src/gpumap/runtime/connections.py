@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from operator import ge
 from pathlib import Path
 
-__all__ = ["GlooConnections", "shut_down_to"]
+__all__ = ["GlooConnections", "own_address_at", "shut_down_to"]
 
 _FILES = Path("/proc/self/fd")
 _TCP = (socket.AF_INET, socket.AF_INET6)
@@ -75,6 +75,23 @@ def shut_down_to(addresses: Container[str], port: int, but: Container[int]) -> N
                 host, far, *_ = found.getpeername()
                 if far == port and host.removeprefix("::ffff:") in addresses:
                     found.shutdown(socket.SHUT_RDWR)
+
+
+def own_address_at(port: int) -> str | None:
+    """Return the address by which this process has a connection to or at a port.
+
+    None where there is none but from this host to itself.
+    """
+    for file, link in _links().items():
+        if not link.startswith("socket:"):
+            continue
+        with suppress(OSError), _borrowed(file, link) as found:
+            if found.family in _TCP:
+                ends = (found.getsockname()[:2], found.getpeername()[:2])
+                (near, _), (far, _) = ends
+                if port in (ends[0][1], ends[1][1]) and near != far:
+                    return str(near).removeprefix("::ffff:")
+    return None
 
 
 def _shut_down(file: int, link: str) -> None:

@@ -18,9 +18,10 @@ from torch.distributed.constants import default_pg_timeout
 
 from gpumap.errors import SessionError
 from gpumap.mapping.launch import LOOPBACK, Launch
-from gpumap.runtime.connections import GlooConnections
+from gpumap.runtime.connections import GlooConnections, own_address_at
 from gpumap.runtime.failures import Answer
 from gpumap.runtime.forks import outlive
+from gpumap.runtime.interfaces import interface_of, names_itself_loopback
 from gpumap.runtime.preparation import Asked, Prepared
 from gpumap.runtime.progress import newest, progress
 from gpumap.runtime.rendezvous import Meeting
@@ -82,7 +83,7 @@ class ProcessGroup:
         self._forming = True
         self._before = newest()
         try:
-            self._variables.enter_context(_gloo_on_loopback(launch))
+            self._variables.enter_context(_gloo_in_reach(launch, self._meeting))
             dist.init_process_group(
                 self._backend,
                 timeout=meeting if self._backend == "gloo" else asked.group_timeout,
@@ -237,21 +238,32 @@ os.register_at_fork(after_in_child=_outlive_in_a_child)
 
 
 @contextmanager
-def _gloo_on_loopback(launch: Launch) -> Generator[None, None, None]:
-    """Keep gloo's own sockets on the loopback interface while all ranks are here.
+def _gloo_in_reach(launch: Launch, meeting: Meeting) -> Generator[None, None, None]:
+    """Have gloo's own sockets where the other ranks come, and nowhere else.
 
     gloo listens where the host's name points to, unless this variable names an
-    interface; torch has no argument for it. It stays for the session, for groups that
-    the user makes there; the user's own setting stays as it is.
+    interface; torch has no argument for it. While all ranks are here that is loopback;
+    while they are not, and the name points to loopback, it is the interface by which
+    this rank and the store reached each other. It stays for the session, for groups
+    that the user makes there; the user's own setting stays as it is.
     """
     variable = "GLOO_SOCKET_IFNAME"
-    names = {name for _, name in socket.if_nameindex()} & {"lo", "lo0"}
-    here = launch.one_node or launch.master_addr in LOOPBACK
-    if not here or not names or os.environ.get(variable):
+    name = None if os.environ.get(variable) else _gloos_interface(launch, meeting)
+    if name is None:
         yield
         return
-    os.environ[variable] = names.pop()
+    os.environ[variable] = name
     try:
         yield
     finally:
         os.environ.pop(variable, None)
+
+
+def _gloos_interface(launch: Launch, meeting: Meeting) -> str | None:
+    alone = launch.master_addr in LOOPBACK and not launch.several_nodes
+    if launch.one_node or alone:
+        names = {name for _, name in socket.if_nameindex()}
+        return next(iter(names & {"lo", "lo0"}), None)
+    if meeting.address is None or not names_itself_loopback():
+        return None
+    return interface_of(own_address_at(meeting.address[1]))

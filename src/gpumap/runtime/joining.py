@@ -6,9 +6,12 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
+from gpumap.detect.slurm import at_a_terminal
 from gpumap.errors import RollCallError
 from gpumap.mapping.identity import Identity, identity_of
 from gpumap.mapping.launch import Launch
+from gpumap.mapping.scores import scores_of
+from gpumap.mapping.strategies import allowed_devices
 from gpumap.runtime.board import Board
 from gpumap.runtime.client import StoreLostError
 from gpumap.runtime.likeness import Likeness
@@ -66,7 +69,7 @@ def join(
     try:
         with closing(meeting.board(asked.start_seconds)) as board:
             host = _call_the_roll(asked, prepared, meeting, board, me, likeness)
-            ranks = neighbours_of(launch)[:_MOST_NEIGHBOURS]
+            ranks = neighbours_of(launch)
             neighbours = [board.read(f"rank/{rank}", Member) for rank in ranks]
     except StoreLostError as error:
         raise RollCallError(
@@ -82,8 +85,9 @@ def join(
 def neighbours_of(launch: Launch) -> Sequence[int]:
     """Return the ranks of this node, as far as they are known."""
     if launch.node_ranks is not None:
-        return launch.node_ranks
-    return range(launch.world_size) if launch.one_node else (launch.rank,)
+        return launch.node_ranks[:_MOST_NEIGHBOURS]
+    here = min(launch.world_size, _MOST_NEIGHBOURS)
+    return range(here) if launch.one_node else (launch.rank,)
 
 
 def _prepare_or_answer(
@@ -137,6 +141,7 @@ def _member(prepared: Prepared, asked: Asked) -> Member:
         device=str(prepared.placement.device),
         identity=None if prepared.choice.oversubscribe else _identity(prepared),
         sight=_sight(prepared, asked),
+        scores=_scores(prepared),
         hint=_hint(prepared),
         pid_space=pid_space(),
     )
@@ -149,6 +154,16 @@ def _sight(prepared: Prepared, asked: Asked) -> str:
     if asked.device == "cpu":
         return 'device="cpu" was asked for.'
     return prepared.node.visible
+
+
+def _scores(prepared: Prepared) -> str:
+    """Return each device's score in words, where scores placed this rank."""
+    choice, node = prepared.choice, prepared.node
+    if choice.strategy != "scored" or prepared.placement.device.kind == "cpu":
+        return ""
+    pool = allowed_devices(choice, prepared.placement.launch, node)
+    scores = scores_of(choice.scores, pool, node)
+    return ", ".join(f"{node.devices[n].kind}:{n} {x:g}" for n, x in scores.items())
 
 
 def _hint(prepared: Prepared) -> str:
@@ -219,6 +234,7 @@ def _call_the_roll(
             rows=likeness.rows,
             neighbours=neighbours_of(launch),
             elsewhere=not meeting.rank_0s,
+            remark=at_a_terminal(asked.environ) if launch.launcher == "Slurm" else "",
         )
         return board.read("rank/0", Member) if meeting.rank_0s else None
     except (KeyboardInterrupt, SystemExit) as error:

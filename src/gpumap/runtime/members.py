@@ -20,6 +20,7 @@ class Member(Value):
         device: The device's name, for people.
         identity: What tells this device from all others; None where ranks may share.
         sight: Why it trains on the CPU, if it does.
+        scores: The scores that placed it, if any did.
         hint: What this rank would change if its device turned out to be taken.
         pid_space: Where the process id counts.
     """
@@ -30,6 +31,7 @@ class Member(Value):
     device: str
     identity: Identity | None = None
     sight: str = ""
+    scores: str = ""
     hint: str = ""
     pid_space: str | None = None
 
@@ -104,5 +106,7 @@ class Stranger(Value):
 
 def named(ranks: Sequence[int], count: int) -> str:
     """Return so many ranks in words, by the numbers of the first of them."""
+    if not ranks:
+        return f"{count} ranks"
     more = f" and {count - len(ranks)} more" if count > len(ranks) else ""
     return f"rank{'' if count == 1 else 's'} {', '.join(map(str, ranks))}{more}"

@@ -18,7 +18,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from itertools import islice
 
 from gpumap.errors import RollCallError
 from gpumap.runtime.board import Board
@@ -47,6 +46,8 @@ _STAY_SECONDS = 30.0
 # How long the verdict may take once the time is up and one rank is writing it.
 _SETTLE_SECONDS = 10.0
 _MOST_NAMED = 20
+# How long one rank may ask after the others, one by one.
+_ASK_SECONDS = 2.0
 
 
 def roll_call(
@@ -59,12 +60,14 @@ def roll_call(
     rows: Sequence[str] = (),
     neighbours: Iterable[int] = (),
     elsewhere: bool = False,
+    remark: str = "",
 ) -> None:
     """Return once every rank is there, each with its own rank and its own device.
 
     rows are the model's, where there is one; neighbours are the ranks of this node,
     whose processes this one looks after while it waits. Where no rank hosts the store,
-    it is elsewhere, and the first rank to wait long says who is awaited.
+    it is elsewhere, and the first rank to wait long says who is awaited. remark is why
+    ranks may be missing, where this one has an idea.
 
     Raises:
         RollCallError: A rank or a device is claimed twice, ranks disagree on the terms,
@@ -82,11 +85,13 @@ def roll_call(
     def tells() -> bool:
         return hosted or (elsewhere and board.claim("speaker", me) == me)
 
-    watch = _Watch(board, me, terms.world_size, deadline, neighbours, tells=tells)
+    watch = _Watch(
+        board, me, terms.world_size, deadline, neighbours, tells=tells, remark=remark
+    )
     left = max(deadline - time.monotonic(), 0.0)
     verdict = board.wait("verdict", Verdict, left, watch.look)
     if verdict is None:
-        verdict = _settle(board, me, terms.world_size, seconds)
+        verdict = _settle(board, me, terms.world_size, seconds, remark)
     if verdict.error is not None:
         others = terms.world_size - 1 - verdict.absent
         stay = deadline - time.monotonic()
@@ -142,6 +147,7 @@ class _Watch:
         neighbours: Iterable[int],
         *,
         tells: Callable[[], bool],
+        remark: str,
     ) -> None:
         self._board = board
         self._world_size = world_size
@@ -149,6 +155,7 @@ class _Watch:
         self._unseen = deque(rank for rank in neighbours if rank != me.rank)
         self._seen: list[Member] = []
         self._tells = tells
+        self._remark = remark
         self._reminder = Reminder()
 
     def look(self) -> None:
@@ -164,21 +171,24 @@ class _Watch:
         if self._reminder.due() and self._tells():
             absent, count = _missing(self._board, self._world_size)
             log.warning(
-                "%s of %d not here yet; waiting for %.0f s more",
-                named(absent, count) if absent else "the verdict",
+                "%s of %d not here yet; waiting for %.0f s more%s",
+                named(absent, count) if count else "the verdict",
                 self._world_size,
                 max(self._deadline - time.monotonic(), 0.0),
+                f". {self._remark}" if self._remark else "",
             )
 
 
-def _settle(board: Board, me: Member, world_size: int, seconds: float) -> Verdict:
+def _settle(
+    board: Board, me: Member, world_size: int, seconds: float, remark: str
+) -> Verdict:
     """Name who is missing; one rank counts, the others read what it wrote."""
     if board.claim("settling", me) == me:
         absent, count = _missing(board, world_size)
-        if absent:
-            key = f"stranger/{absent[0]}"
+        if count:
+            key = f"stranger/{absent[0] if absent else None}"
             stranger = board.read(key, Stranger) if board.has(key) else None
-            verdict = missing(absent, count, world_size, seconds, stranger)
+            verdict = missing(absent, count, world_size, seconds, stranger, remark)
             return board.claim("verdict", verdict)
         if halted := _halted(board, world_size):
             return board.claim("verdict", gone(halted))
@@ -187,17 +197,28 @@ def _settle(board: Board, me: Member, world_size: int, seconds: float) -> Verdic
 
 
 def _missing(board: Board, world_size: int) -> tuple[tuple[int, ...], int]:
-    """Return the first ranks that have not come, and how many there are."""
-    unclaimed = (rank for rank in range(world_size) if not board.has(f"rank/{rank}"))
-    first = tuple(islice(unclaimed, _MOST_NAMED))
-    if len(first) < _MOST_NAMED:
-        return first, len(first)
-    return first, max(world_size - board.count("present", 0), len(first))
+    """Return the first ranks that have not come, and how many there are.
+
+    In a large world not all can be asked for, one by one; those that have come are
+    counted.
+    """
+    first: list[int] = []
+    deadline = time.monotonic() + _ASK_SECONDS
+    for rank in range(world_size):
+        if len(first) == _MOST_NAMED or time.monotonic() > deadline:
+            left = world_size - board.count("present", 0)
+            return tuple(first), max(left, len(first))
+        if not board.has(f"rank/{rank}"):
+            first.append(rank)
+    return tuple(first), len(first)
 
 
 def _halted(board: Board, world_size: int) -> Member | None:
     """Return a rank that claimed its device, and ended or was stopped since."""
+    deadline = time.monotonic() + _ASK_SECONDS
     for rank in range(world_size):
+        if time.monotonic() > deadline:
+            break
         member = board.read(f"rank/{rank}", Member)
         if is_halted(member.pid, member.pid_space):
             return member

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Generator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TypeVar
@@ -15,6 +16,7 @@ from gpumap.mapping.choice import Gpus, Scores, Strategy
 from gpumap.mapping.devices import Node
 from gpumap.mapping.launch import Launch
 from gpumap.mapping.placement import Placement
+from gpumap.runtime.alone import alone
 from gpumap.runtime.block import Block
 from gpumap.runtime.client import StoreLostError
 from gpumap.runtime.ending import Alone, Ending
@@ -130,7 +132,7 @@ def life_of(
     check says what all ranks' models must be like, and may refuse to start; let_go
     takes from what was yielded what keeps the process group alive.
     """
-    with Sigterm(asked.start_seconds) as sigterm:
+    with Sigterm(asked.start_seconds) as sigterm, ExitStack() as stack:
         asked.check_types()
         refuse_a_dead_group()
         adopted = dist.is_initialized()
@@ -143,6 +145,8 @@ def life_of(
             refuse_without_a_rank(launch, asked.environ)
         joined = join(asked, launch, check, adopted=adopted)
         _log_start(joined.prepared)
+        if launch.launcher == "single process":
+            stack.enter_context(alone(joined.me))
         group = ProcessGroup(joined.prepared, asked, joined.meeting)
         ending = _ending(asked, joined, group)
         sigterm.last_words = lambda: ending.last_words(Terminated())

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from gpumap.errors import LaunchError, RollCallError, SessionError
 from gpumap.mapping.launch import LOOPBACK, Launch
 from gpumap.runtime.client import Client, StoreLostError
+from gpumap.runtime.interfaces import addresses, is_loopback
 from gpumap.runtime.telling import Reminder
 
 __all__ = ["connect", "foreign", "listen", "store_on_loopback"]
@@ -24,14 +25,29 @@ _NAME_SECONDS = 30.0
 
 
 def listen(host: str, port: int, launch: Launch) -> socket.socket | None:
-    """Listen on this one address; None where somebody already does."""
+    """Listen on this one address; None where somebody already does.
+
+    Where it is loopback for this host alone, and ranks of other nodes are to come,
+    listen on every interface.
+    """
     try:
         family, kind, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM
         )[0]
     except OSError as error:
         raise _not_found(host, error) from None
+    if is_loopback(str(address[0])) and _others_come(host, launch):
+        log.warning(
+            "MASTER_ADDR %s leads to %s on rank 0's own host, where other nodes cannot "
+            "come: the store listens on every interface. To have it on one, set "
+            "MASTER_ADDR to its address%s",
+            *(launch.master_addr, address[0], _own_addresses(": {}")),
+        )
+        both = socket.has_dualstack_ipv6()
+        family, address = (socket.AF_INET6 if both else socket.AF_INET), ("", port)
     listener = socket.socket(family, kind)
+    if address[0] == "" and family == socket.AF_INET6:
+        listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(address)
@@ -44,8 +60,12 @@ def listen(host: str, port: int, launch: Launch) -> socket.socket | None:
             raise LaunchError(
                 f"MASTER_ADDR {host} is not an address of {socket.gethostname()}, "
                 "where rank 0 runs.",
-                f"{launch.launcher}: rank 0 cannot listen on {address[0]}.",
-                "Set MASTER_ADDR to rank 0's host on every rank.",
+                f"{launch.launcher}: rank 0 cannot listen on {address[0]}."
+                + _own_addresses(" Its addresses are {}."),
+                "Set MASTER_ADDR to one of rank 0's host on every rank. If the others "
+                f"do reach rank 0 through {host} (a service, NAT, a container's host), "
+                "set MASTER_ADDR=0.0.0.0 on rank 0 alone: it then listens on every "
+                "interface.",
                 ("MASTER_ADDR",),
             ) from None
         raise SessionError(
@@ -54,6 +74,20 @@ def listen(host: str, port: int, launch: Launch) -> socket.socket | None:
             "Choose another MASTER_PORT.",
         ) from None
     return listener
+
+
+def _others_come(host: str, launch: Launch) -> bool:
+    """Tell whether ranks of other hosts are to reach an address that is loopback here.
+
+    Where the sizes do not say, localhost means what it says; another name need not.
+    """
+    return launch.several_nodes or not (launch.one_node or host in LOOPBACK.values())
+
+
+def _own_addresses(sentence: str) -> str:
+    """Return a sentence with this host's addresses, if it has any."""
+    found = ", ".join(f"{address} ({name})" for name, address in addresses())
+    return sentence.format(found) if found else ""
 
 
 def store_on_loopback() -> tuple[dist.TCPStore, int]:

@@ -67,10 +67,22 @@ def claimed_twice(holder: Member, me: Member) -> Verdict:
 def one_device(holder: Member, me: Member, name: str) -> Verdict:
     """Say that two ranks claim one device, of this name."""
     pair = tuple(sorted((holder.rank, me.rank)))
+    seen = f"{holder} calls it {holder.device}; {me} calls it {me.device}."
+    hint = me.hint
+    if holder.hostname == me.hostname and holder.scores != me.scores:
+        seen += (
+            f" Rank {holder.rank} scored {_short(holder.scores)}; "
+            f"rank {me.rank} scored {_short(me.scores)}."
+        )
+        hint = (
+            "The scores changed while the ranks looked: let them depend on what does "
+            "not change, or work them out once, before the ranks start, and give all "
+            "the same numbers."
+        )
     return Verdict(
         happened=f"rank {pair[0]} and rank {pair[1]} are both on one device, {name}.",
-        seen=f"{holder} calls it {holder.device}; {me} calls it {me.device}.",
-        hint=me.hint,
+        seen=seen,
+        hint=hint,
         ranks=pair,
     )
 
@@ -142,8 +154,9 @@ def missing(
     world_size: int,
     seconds: float,
     stranger: Stranger | None,
+    remark: str,
 ) -> Verdict:
-    """Say that so many ranks, these first, did not come in time."""
+    """Say that so many ranks, these first, did not come in time, and why perhaps."""
     return Verdict(
         happened=f"{named(ranks, count)} of {world_size} did not come within "
         f"{seconds:g} s.",
@@ -151,7 +164,8 @@ def missing(
         + (f" One came and left as another job's. {stranger.seen}" if stranger else ""),
         hint="If it is of this job after all, set GPUMAP_JOB_ID alike on all ranks."
         if stranger
-        else "See whether these processes were started, and what they say. "
+        else remark
+        or "See whether these processes were started, and what they say. "
         "start_timeout=… gives slow ones more time.",
         ranks=tuple(ranks),
         absent=count,

@@ -1,0 +1,66 @@
+"""Processes that each believe to be alone, on one device."""
+
+import hashlib
+import logging
+import os
+import socket
+import struct
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from gpumap.runtime.members import Member
+from gpumap.runtime.witness import is_gone
+
+__all__ = ["alone"]
+
+log = logging.getLogger("gpumap")
+
+
+@contextmanager
+def alone(me: Member) -> Generator[None, None, None]:
+    """Warn where another process of the same parent is alone on the same device.
+
+    A launcher whose variables do not reach its processes, a loop in a shell, a second
+    process of a pod: each sees a world of one. While the block runs, this process
+    listens at a name in the kernel's abstract namespace (unix(7)), which leaves nothing
+    behind; who finds the name taken asks the kernel whose it is. Where there is no such
+    namespace nothing is said.
+    """
+    if me.identity is None or me.pid_space is None:
+        yield
+        return
+    shared = f"{os.getuid()} {me.pid_space} {os.getppid()} {me.identity}"
+    # A name has 108 bytes.
+    name = f"\0gpumap-{hashlib.sha256(shared.encode()).hexdigest()}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        try:
+            listener.bind(name)
+            listener.listen()
+        except OSError:
+            _say(_listener_at(name), me)
+        yield
+
+
+def _say(other: int | None, me: Member) -> None:
+    # A name outlives its process where a forked child does.
+    if other is None or other == me.pid or is_gone(other, me.pid_space):
+        return
+    log.warning(
+        "process %d, of the same parent as this one (%d), is alone on %s too: each is "
+        "rank 0 of 1, and nothing joins them. If they are to train together, start "
+        "them with torchrun, srun, mpirun or gpumap.spawn(…), whose variables say who "
+        "is who; if they are not, give each a device of its own with gpus=[…]",
+        *(other, me.pid, me.device),
+    )
+
+
+def _listener_at(name: str) -> int | None:
+    """Return the process that listens there. Source: unix(7), SO_PEERCRED."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as one:
+        try:
+            one.settimeout(1.0)
+            one.connect(name)
+            found = one.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        except OSError:
+            return None
+    return int(struct.unpack("3i", found)[0])

@@ -1,0 +1,49 @@
+"""Processes that each believe to be alone, on one device or on two."""
+
+import subprocess
+import sys
+
+import pytest
+from environments import clean_environment
+
+CODE = """
+import sys, gpumap
+with gpumap.session(gpus=[int(sys.argv[1])]):
+    print("in", flush=True)
+    sys.stdin.read()
+"""
+
+
+def alone_on(*devices: int) -> list[str]:
+    """Return what processes of this one say that are each a world of one, in turn."""
+    began: list[subprocess.Popen[str]] = []
+    for device in devices:
+        process = subprocess.Popen(
+            [sys.executable, "-c", CODE, str(device)],
+            env={**clean_environment(), "GPUMAP_REHEARSAL": "dgx-a100"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        began.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "in\n"
+    said = [process.communicate(timeout=60)[1] for process in began]
+    assert [process.returncode for process in began] == [0] * len(began), said
+    return said
+
+
+def test_the_second_of_two_on_one_device_says_so() -> None:
+    """With the pid of the first, and both ways out."""
+    first, second = alone_on(2, 2)
+    assert "is alone on" not in first
+    assert "is alone on cuda:2 (GPU-a1000002…) too: each is rank 0 of 1" in second
+    assert "torchrun" in second
+    assert "gpus=[…]" in second
+
+
+@pytest.mark.parametrize("devices", [(0, 1), (3,)])
+def test_on_devices_of_their_own_nothing_is_said(devices: tuple[int, ...]) -> None:
+    """Nor of one that is really alone."""
+    assert not any("is alone on" in said for said in alone_on(*devices))
