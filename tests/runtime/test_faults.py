@@ -80,7 +80,7 @@ TABLE = [
     ("after", "SIGKILL", 0, 2, r"rank 0 \(pid \d+ on ", None, LIMIT),
     ("after", "raise", 1, 2, f"{MEMBER} failed first: Value", "SessionError", LIMIT),
     ("body", "raise", 1, 3, f"{MEMBER} failed first: ValueError: bad", None, 1.0),
-    ("body", "exit", 1, 2, f"{MEMBER} failed first: SystemExit: 3", None, 1.0),
+    ("body", "exit", 1, 2, rf"{MEMBER} left its block by sys.exit\(3\)", None, 1.0),
     ("body", "SIGKILL", 1, 3, f"{MEMBER} failed first: {GONE}", None, 1.0),
     ("body", "SIGTERM", 1, 2, f"{MEMBER} failed first: Terminated", None, 1.0),
     (

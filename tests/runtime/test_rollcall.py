@@ -406,3 +406,14 @@ def test_a_world_that_no_machine_holds_ends_in_time() -> None:
         )
         assert done.returncode == 1
         assert said in done.stderr
+
+
+def test_ranks_of_a_node_that_pretend_two_machines_are_told() -> None:
+    """On one node; a file may describe another node otherwise."""
+    names = ("dgx-a100", "hgx-h100")
+    ended = run(
+        "train", each={n: {"GPUMAP_REHEARSAL": name} for n, name in enumerate(names)}
+    )
+    for line in said(ended):
+        assert line.startswith("the ranks of one node pretend different machines: ")
+        assert all(name in line for name in names)

@@ -1,15 +1,25 @@
 """Sessions in real processes, over gloo on the CPU."""
 
+import copy
+import json
 import multiprocessing
+import pickle
 import re
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import spawnjobs
+import torch
 from environments import clean_environment
 from jobs import WORKER, Ended, finish, free_port, run, start
+from torch import nn
+
+import gpumap
+from gpumap.errors import DeviceError, SessionError
 
 REHEARSAL = {"GPUMAP_REHEARSAL": "dgx-a100"}
 
@@ -224,3 +234,68 @@ def test_different_lists_on_two_pretended_nodes() -> None:
     outs = ended_well(run("per_node", every=REHEARSAL, each=each))
     assert "mapped cuda:1" in outs[0]
     assert "mapped cuda:3" in outs[1]
+
+
+@pytest.mark.parametrize("backend", ["ucc", "nccl", "mpi", "xyz", "cpu:gloo,cuda:nccl"])
+def test_a_backend_that_this_torch_lacks_is_told_before_the_ranks_meet(
+    backend: str,
+) -> None:
+    """With those that there are."""
+    with (
+        pytest.raises(SessionError) as caught,
+        gpumap.session(backend=backend, device="cpu"),
+    ):
+        pass
+    missing = backend.rpartition(":")[2]
+    assert caught.value.happened == f"backend={backend!r}: this torch has no {missing}."
+    assert "has gloo" in caught.value.seen
+
+
+def test_a_rehearsal_needs_no_torch_that_knows_its_devices(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Ascend's torch_npu is not installed here."""
+    npu = {"kind": "npu", "name": "Ascend910B", "total_memory": 2**36}
+    devices = [{**npu, "index": n, "physical_index": n} for n in range(2)]
+    file = tmp_path / "npu.json"
+    file.write_text(json.dumps({"hostname": "a1", "devices": devices}))
+    monkeypatch.setenv("GPUMAP_REHEARSAL", str(file))
+    with gpumap.session(gpus=[1]) as s:
+        assert str(s.placement.device) == "npu:1"
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        copy.deepcopy,
+        copy.copy,
+        pickle.dumps,
+        lambda m: m(torch.ones(2, 2)),
+        lambda m: m.join(),
+    ],
+    ids=["deepcopy", "copy", "pickle", "forward", "join"],
+)
+def test_what_needs_the_group_says_after_the_session_that_it_is_over(
+    use: Callable[[object], object],
+) -> None:
+    """The model itself can be copied."""
+    with gpumap.ddp_session(nn.Linear(2, 1), device="cpu") as m:
+        pass
+    with pytest.raises(SessionError, match="the session is over, and with it the wrap"):
+        use(m)
+    copy.deepcopy(m.module)
+
+
+def test_detect_node_sees_the_machine_that_is_pretended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As the session does; a kind that it lacks is refused, and the CPU stays one."""
+    monkeypatch.setenv("GPUMAP_REHEARSAL", "t4x4")
+    node = gpumap.detect_node()
+    assert [device.name for device in node.devices] == ["Tesla T4"] * 4
+    with gpumap.session() as s:
+        assert s.node == node
+    assert gpumap.place(gpumap.detect_launch(), node).device.kind == "cuda"
+    assert gpumap.detect_node("cpu").devices == ()
+    with pytest.raises(DeviceError, match="device='xpu' was asked for, and there is"):
+        gpumap.detect_node("xpu")

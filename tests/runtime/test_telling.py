@@ -8,9 +8,10 @@ import torch.distributed as dist
 from environments import rank_environment
 from jobs import endings, finish, free_port, run, start
 
+from gpumap.errors import note, notes_of
 from gpumap.runtime.board import Board, TorchKeys
 from gpumap.runtime.failures import Fault
-from gpumap.runtime.telling import described, note, notes_of, signal_name
+from gpumap.runtime.telling import described, signal_name
 
 
 def test_the_stores_host_says_who_is_awaited_and_for_how_long() -> None:

@@ -1,11 +1,10 @@
 """What a user asked for: a strategy, a pool of devices, scores."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal, TypeVar, cast, get_args
 
-from gpumap.errors import DeviceError, PlacementError
+from gpumap.errors import DeviceError, PlacementError, note
 from gpumap.mapping.devices import Device, Node
 from gpumap.mapping.launch import Launch
 from gpumap.mapping.refs import DeviceRef, refs_of
@@ -63,8 +62,7 @@ def called(function: Callable[..., T], *args: object, whose: str) -> T:
             "Give next() a default, or return a value in every case.",
         ) from error
     except Exception as error:
-        with suppress(Exception):  # a frozen one takes no note
-            error.add_note(f"gpumap: raised by {name_of(function)} for {whose}")
+        note(error, f"gpumap: raised by {name_of(function)} for {whose}")
         raise
 
 

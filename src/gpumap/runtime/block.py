@@ -15,9 +15,8 @@ from typing import ParamSpec, TypeVar
 
 import torch.distributed as dist
 
-from gpumap.errors import SessionError
+from gpumap.errors import SessionError, notes_of
 from gpumap.runtime.forks import outlive
-from gpumap.runtime.telling import notes_of
 
 __all__ = ["Block", "at_exit"]
 

@@ -150,7 +150,7 @@ def _wrap(
 
 
 def _over(*_: object, **__: object) -> NoReturn:
-    """Stand for forward once the session is over."""
+    """Stand for what needs the group, once the session is over: copies do too."""
     raise SessionError(
         "the session is over, and with it the wrapped model.",
         "Its process group was destroyed when the block was left.",
@@ -162,4 +162,5 @@ def _let_go(wrapped: DistributedDataParallel) -> None:
     """Drop what keeps the group's threads alive: they abort a dying interpreter."""
     for name in ("reducer", "logger", "process_group"):
         setattr(wrapped, name, None)
-    wrapped.forward = _over  # type: ignore[method-assign]
+    for name in ("forward", "join", "__getstate__"):
+        setattr(wrapped, name, _over)

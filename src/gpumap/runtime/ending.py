@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from itertools import islice
 
-from gpumap.errors import RollCallError, SessionError
+from gpumap.errors import RollCallError, SessionError, note
 from gpumap.runtime.block import at_exit
 from gpumap.runtime.client import StoreLostError
 from gpumap.runtime.failures import (
@@ -26,7 +26,7 @@ from gpumap.runtime.journal import Entry, Journal
 from gpumap.runtime.listening import Listener
 from gpumap.runtime.members import Member
 from gpumap.runtime.preparation import Asked
-from gpumap.runtime.telling import Reminder, described, note
+from gpumap.runtime.telling import Reminder, described
 from gpumap.runtime.witness import is_gone, is_halted
 
 __all__ = ["Alone", "Ending"]

@@ -68,6 +68,13 @@ def own(me: Member, error: BaseException) -> Fault:
         if isinstance(error, GpumapError)
         else described(error)
     )
+    if type(error) is SystemExit:
+        code = told.removeprefix("SystemExit").removeprefix(": ")
+        return Fault(
+            text=f"{me}, on {me.device}, left its block by sys.exit({code})",
+            hint="Leave it on all ranks alike, and exit after the block.",
+            ranks=(me.rank,),
+        )
     text = f"{me}, on {me.device}, failed first: {' '.join(told.split()).rstrip('.')}"
     return Fault(text=text, ranks=(me.rank,))
 

@@ -16,7 +16,7 @@ from weakref import WeakSet
 import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
 
-from gpumap.errors import SessionError
+from gpumap.errors import SessionError, note
 from gpumap.mapping.launch import LOOPBACK, Launch
 from gpumap.runtime.connections import GlooConnections, own_address_at
 from gpumap.runtime.failures import Answer
@@ -25,7 +25,7 @@ from gpumap.runtime.interfaces import interface_of, names_itself_loopback
 from gpumap.runtime.preparation import Asked, Prepared
 from gpumap.runtime.progress import newest, progress
 from gpumap.runtime.rendezvous import Meeting
-from gpumap.runtime.telling import described, first_line, note
+from gpumap.runtime.telling import described, first_line
 
 __all__ = ["ProcessGroup", "refuse_a_dead_group"]
 

@@ -5,9 +5,10 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 
 from gpumap.detect.slurm import at_a_terminal
-from gpumap.errors import RollCallError
+from gpumap.errors import RollCallError, note
 from gpumap.mapping.identity import Identity, identity_of
 from gpumap.mapping.launch import Launch
 from gpumap.mapping.scores import scores_of
@@ -19,7 +20,7 @@ from gpumap.runtime.members import Member, Terms
 from gpumap.runtime.preparation import Asked, Prepared, prepare
 from gpumap.runtime.rendezvous import Meeting, meet, meet_in_group
 from gpumap.runtime.rollcall import answer, roll_call
-from gpumap.runtime.telling import described, note
+from gpumap.runtime.telling import described
 from gpumap.runtime.witness import boot_id, file_space, pid_space
 
 __all__ = ["Joined", "join"]
@@ -90,6 +91,11 @@ def neighbours_of(launch: Launch) -> Sequence[int]:
     return range(here) if launch.one_node else (launch.rank,)
 
 
+def _node_of(launch: Launch) -> int | None:
+    """Return which node this is, where that is certain."""
+    return 0 if launch.one_node else launch.node_rank
+
+
 def _prepare_or_answer(
     asked: Asked,
     launch: Launch,
@@ -142,6 +148,7 @@ def _member(prepared: Prepared, asked: Asked) -> Member:
         identity=None if prepared.choice.oversubscribe else _identity(prepared),
         sight=_sight(prepared, asked),
         scores=_scores(prepared),
+        rehearsal=_machine(prepared),
         hint=_hint(prepared),
         pid_space=pid_space(),
     )
@@ -154,6 +161,12 @@ def _sight(prepared: Prepared, asked: Asked) -> str:
     if asked.device == "cpu":
         return 'device="cpu" was asked for.'
     return prepared.node.visible
+
+
+def _machine(prepared: Prepared) -> str:
+    """Return the machine pretended; a file by its whole path."""
+    wanted = prepared.rehearsal or ""
+    return str(Path(wanted).resolve()) if "/" in wanted else wanted
 
 
 def _scores(prepared: Prepared) -> str:
@@ -234,6 +247,7 @@ def _call_the_roll(
             rows=likeness.rows,
             neighbours=neighbours_of(launch),
             elsewhere=not meeting.rank_0s,
+            node=_node_of(launch),
             remark=at_a_terminal(asked.environ) if launch.launcher == "Slurm" else "",
         )
         return board.read("rank/0", Member) if meeting.rank_0s else None

@@ -21,6 +21,7 @@ class Member(Value):
         identity: What tells this device from all others; None where ranks may share.
         sight: Why it trains on the CPU, if it does.
         scores: The scores that placed it, if any did.
+        rehearsal: The machine pretended, if one is.
         hint: What this rank would change if its device turned out to be taken.
         pid_space: Where the process id counts.
     """
@@ -32,6 +33,7 @@ class Member(Value):
     identity: Identity | None = None
     sight: str = ""
     scores: str = ""
+    rehearsal: str = ""
     hint: str = ""
     pid_space: str | None = None
 

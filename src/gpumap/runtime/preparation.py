@@ -43,6 +43,9 @@ log = logging.getLogger("gpumap")
 
 # start_timeout for a script that cannot be edited.
 START_TIMEOUT = "GPUMAP_START_TIMEOUT"
+_KNOWN_BACKENDS = ("gloo", "nccl", "mpi", "ucc", "xccl")
+# Of devices that only other builds of torch know, for rehearsals.
+_BACKENDS = {"npu": "hccl", "hpu": "hccl", "xpu": "xccl", "cuda": "nccl"}
 # Three years; longer waits overflow what threads can be told.
 _MOST_SECONDS = 1e8
 
@@ -180,7 +183,9 @@ def prepare(asked: Asked, launch: Launch) -> Prepared:
         scores=choice.scores,
         oversubscribe=choice.oversubscribe,
     )
-    backend = asked.backend or _default_backend(placement.device.kind)
+    backend = asked.backend or _default_backend(placement.device.kind, rehearsal)
+    if rehearsal is None:
+        _refuse_a_missing_backend(backend)
     refuse_conflicts(placement, node, choice, backend)
     if (launch.local_rank or 0) == 0 and placement.device.kind != "cpu":
         _advise(choice, launch, node)
@@ -266,10 +271,30 @@ def _advise(choice: Choice, launch: Launch, node: Node) -> None:
         log.warning("%s", sentence)
 
 
-def _default_backend(kind: str) -> str:
+def _refuse_a_missing_backend(backend: str) -> None:
+    """Refuse a backend that this torch was built without: "nccl", "cuda:nccl,cpu:gloo".
+
+    Raises:
+        SessionError: One is not there.
+    """
+    names = [part.rpartition(":")[2].strip() for part in backend.lower().split(",")]
+    missing = [name for name in names if not dist.is_backend_available(name)]
+    if missing:
+        there = [n for n in _KNOWN_BACKENDS if dist.is_backend_available(n)]
+        raise SessionError(
+            f"backend={backend!r}: this torch has no {' and no '.join(missing)}.",
+            f"torch {torch.__version__} has {', '.join(there)}.",
+            "Write one that is there, or leave backend out; another one comes with "
+            "another build of torch.",
+        )
+
+
+def _default_backend(kind: str, rehearsal: str | None) -> str:
     try:
         return str(dist.get_default_backend_for_device(kind))
-    except ValueError:
+    except (ValueError, RuntimeError):  # one it cannot use, one it does not know
+        if rehearsal and kind in _BACKENDS:
+            return _BACKENDS[kind]
         raise DeviceError(
             f"torch knows no process group backend for {kind!r} devices.",
             f"torch {torch.__version__}.",

@@ -4,6 +4,7 @@ Each rank makes the same few requests of the store, whatever the world size:
 
     rank/R      compare_set: who is rank R
     device/D    compare_set: who trains on device D
+    rehearsal/N compare_set: who says which machine node N pretends, in a rehearsal
     terms       compare_set: what the first to arrive takes for granted
     model       set: what its model consists of
     present     add: how many have claimed; the last one writes the verdict
@@ -30,6 +31,7 @@ from gpumap.runtime.verdict import (
     claimed_twice,
     disagreement,
     gone,
+    machines_differ,
     missing,
     models_differ,
     one_device,
@@ -60,14 +62,16 @@ def roll_call(
     rows: Sequence[str] = (),
     neighbours: Iterable[int] = (),
     elsewhere: bool = False,
+    node: int | None = None,
     remark: str = "",
 ) -> None:
     """Return once every rank is there, each with its own rank and its own device.
 
     rows are the model's, where there is one; neighbours are the ranks of this node,
     whose processes this one looks after while it waits. Where no rank hosts the store,
-    it is elsewhere, and the first rank to wait long says who is awaited. remark is why
-    ranks may be missing, where this one has an idea.
+    it is elsewhere, and the first rank to wait long says who is awaited. node is this
+    rank's, where its number is known. remark is why ranks may be missing, where this
+    one has an idea.
 
     Raises:
         RollCallError: A rank or a device is claimed twice, ranks disagree on the terms,
@@ -75,7 +79,7 @@ def roll_call(
             passed. Every rank that is there raises the same.
     """
     deadline = time.monotonic() + seconds
-    wrong = _wrong(board, me, terms, rows)
+    wrong = _wrong(board, me, terms, rows, node)
     if wrong is not None and board.claim("verdict", wrong).error is None:
         # The others have started without this process: it was one too many.
         raise RollCallError(wrong.happened, wrong.seen, wrong.hint, wrong.ranks)
@@ -114,7 +118,7 @@ def answer(
 
 
 def _wrong(
-    board: Board, me: Member, terms: Terms, rows: Sequence[str]
+    board: Board, me: Member, terms: Terms, rows: Sequence[str], node: int | None
 ) -> Verdict | None:
     """Claim this rank and its device; return what stands against it."""
     holder = board.claim(f"rank/{me.rank}", me)
@@ -129,6 +133,10 @@ def _wrong(
         model = board.wait("model", Model, _SETTLE_SECONDS)
         parts = ("another", "another") if model is None else difference(model, rows)
         return models_differ(first.member, me, parts)
+    if me.rehearsal and node is not None:
+        other = board.claim(f"rehearsal/{node}", me)
+        if other.rehearsal != me.rehearsal:
+            return machines_differ(other, me)
     if me.identity is None:
         return None
     holder = board.claim(f"device/{me.identity}", me)

@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import torch.distributed as dist
 
-from gpumap.errors import GpumapError, SessionError
+from gpumap.errors import GpumapError, SessionError, note
 from gpumap.runtime.board import Board, TorchKeys
 from gpumap.runtime.client import StoreLostError
 from gpumap.runtime.journal import Journal
@@ -19,7 +19,7 @@ from gpumap.runtime.members import Member
 from gpumap.runtime.pickling import loads
 from gpumap.runtime.rendezvous import session_prefix
 from gpumap.runtime.spawned import Raised, Raising, Returned
-from gpumap.runtime.telling import note, signal_name
+from gpumap.runtime.telling import signal_name
 
 __all__ = ["Rank", "end_all", "first_failed", "raise_from", "watch"]
 

@@ -3,15 +3,12 @@
 import signal
 import time
 import unicodedata
-from contextlib import suppress
 from typing import Any, cast
 
 __all__ = [
     "Reminder",
     "described",
     "first_line",
-    "note",
-    "notes_of",
     "printable",
     "signal_name",
 ]
@@ -37,26 +34,6 @@ def described(error: BaseException) -> str:
 def first_line(error: BaseException) -> str:
     """Return what torch says first; what follows is the C++ stack."""
     return (str(error).splitlines() or [type(error).__name__])[0]
-
-
-def note(error: BaseException, text: str) -> None:
-    """Add a note to an error, also to a frozen dataclass, which takes none.
-
-    Where that fails too, the note is left out: the error itself matters more.
-    """
-    with suppress(Exception):
-        error.add_note(text)
-        return
-    with suppress(Exception):
-        vars(error)["__notes__"] = [*notes_of(error), text]
-
-
-def notes_of(error: BaseException) -> list[str]:
-    """Return an error's notes, whatever its user has made of them."""
-    with suppress(Exception):
-        notes: Any = getattr(error, "__notes__", [])
-        return list(map(str, notes if hasattr(notes, "append") else [notes]))
-    return []
 
 
 def printable(value: Any) -> Any:  # noqa: ANN401 - whatever stands in JSON

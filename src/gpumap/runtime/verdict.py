@@ -16,6 +16,7 @@ __all__ = [
     "claimed_twice",
     "disagreement",
     "gone",
+    "machines_differ",
     "missing",
     "models_differ",
     "one_device",
@@ -110,6 +111,17 @@ def _half_on_cpu(one: Member, other: Member) -> Verdict:
         hint=f"Let rank {on_cpu.rank} see a device of its own, or let every rank train "
         'on the CPU with device="cpu".',
         ranks=tuple(sorted((one.rank, other.rank))),
+    )
+
+
+def machines_differ(one: Member, other: Member) -> Verdict:
+    """Say that two ranks of a node pretend different machines."""
+    return Verdict(
+        happened=f"the ranks of one node pretend different machines: {one} pretends "
+        f"{_short(one.rehearsal)}, {other} {_short(other.rehearsal)}.",
+        hint="Set GPUMAP_REHEARSAL alike on all ranks of a node; one file may describe "
+        "several nodes.",
+        ranks=(one.rank, other.rank),
     )
 
 
