@@ -66,17 +66,39 @@ class Report(Value):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print what gpumap sees here; return 1 where no session could start."""
+    """Print what gpumap sees here; return 1 where no session could start.
+
+    2 where it could not be printed, or the arguments are none.
+    """
     asked = _parser().parse_args(arguments)
     report = _report(asked)
     if asked.save:
         report = _saved(report, Path(asked.save))
     text = report.model_dump_json(indent=2) if asked.json else _in_words(report)
-    encoding = sys.stdout.encoding or "utf-8"
-    # At once: under a launcher others print too.
-    sys.stdout.write(text.encode(encoding, "replace").decode(encoding) + "\n")
-    sys.stdout.flush()
+    if failure := _not_printed(text):
+        if sys.stderr is not None:
+            sys.stderr.write(f"gpumap: nothing could be printed: {failure}\n")
+        return 2
     return 0 if report.error is None else 1
+
+
+def _not_printed(text: str) -> str | None:
+    """Print a text; return why that could not be done, if it could not.
+
+    Who reads from a pipe may have read enough, which is no failure.
+    """
+    if sys.stdout is None:
+        return "standard output is closed"
+    encoding = sys.stdout.encoding or "utf-8"
+    try:
+        # At once: under a launcher others print too.
+        sys.stdout.write(text.encode(encoding, "replace").decode(encoding) + "\n")
+        sys.stdout.flush()
+    except OSError as error:
+        # What is left in the buffer would be an error once more as Python ends.
+        sys.stdout = None
+        return None if isinstance(error, BrokenPipeError) else str(error)
+    return None
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -113,7 +113,8 @@ def doubt(seen: Node, environ: Mapping[str, str]) -> str | None:
         if there < len(entries) and not tiles:
             sliced = any(device.mig for device in seen.devices)
             return (
-                f"{name}={text!r} lists {len(entries)} devices, and {there} "
+                f"{name}={text!r} lists {len(entries)} "
+                f"device{'s'[: len(entries) > 1]}, and {there} "
                 f"{'is' if there == 1 else 'are'} visible: "
                 + (
                     "of MIG instances a process is sure of one only."

@@ -28,6 +28,7 @@ from gpumap.mapping.placement import (
 )
 from gpumap.mapping.strategies import allowed_devices, pool_of
 from gpumap.mapping.visibility import doubt
+from gpumap.runtime.limits import files_of_session, refuse_few_files
 
 __all__ = [
     "Asked",
@@ -195,6 +196,11 @@ def prepare(asked: Asked, launch: Launch) -> Prepared:
     if tells and (slip := doubt(node, asked.environ)):
         log.warning("%s", slip)
     device = _torch_device(placement, rehearsal)
+    if launch.world_size > 1 and "gloo" in (backend, rehearsal and "gloo"):
+        agent = asked.environ.get("TORCHELASTIC_USE_AGENT_STORE")
+        hosts = launch.rank == 0 and not agent
+        who = f"rank {launch.rank} of {launch.world_size}"
+        refuse_few_files(who, files_of_session(launch.world_size, hosts=hosts))
     if device.type != "cpu":
         # Before anything else, so that no later step opens a context on device 0.
         torch.accelerator.set_device_index(device.index)

@@ -1,14 +1,21 @@
 """spawn: one process for each device of this machine, and what they return."""
 
+import errno
 import importlib.util
 import inspect
 import multiprocessing
 import os
 import pickle
+import resource
 import sys
+import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from multiprocessing.process import BaseProcess
 from numbers import Integral
+from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
 
 import torch
@@ -20,6 +27,7 @@ from gpumap.errors import DeviceError, LaunchError, SessionError
 from gpumap.mapping.choice import GPUS, name_of
 from gpumap.mapping.refs import DeviceRef
 from gpumap.runtime.fresh import Parent, named
+from gpumap.runtime.limits import files_of_spawn, refuse_few_files
 from gpumap.runtime.pickling import dumps, loads
 from gpumap.runtime.preparation import start_seconds
 from gpumap.runtime.spawned import Returned, work
@@ -62,7 +70,8 @@ def spawn(
         gpus: The devices to use, in the order of the ranks; all visible without it.
         nprocs: Number of processes; as many as devices, or one where there is none.
         start_timeout: Seconds that the processes have to start and to import the
-            script. Once one has failed, the others have as long to end, 8 at most.
+            script, from this call on; at the first, the server starts too. Once one
+            has failed, the others have as long to end, 8 at most.
         kwargs: Its keyword arguments.
 
     Raises:
@@ -72,11 +81,13 @@ def spawn(
         Exception: What a rank raised, of its own type, with notes that say which rank
             it was and what its traceback was. The other ranks are ended.
     """
+    began = time.monotonic()
     _refuse_while_importing()
     _refuse_among_ranks()
     _refuse_other_arguments(function, args, kwargs)
     seconds = start_seconds("start_timeout", start_timeout, os.environ)
     count = _count(gpus, nprocs)
+    refuse_few_files("spawn()", files_of_spawn(count))
     payload, pickler = _packed((function, args, kwargs))
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOADED)
@@ -95,14 +106,58 @@ def spawn(
             # The rank's own start method is what it is without a spawn around it.
             process._start_method = None  # type: ignore[assignment]  # noqa: SLF001 - multiprocessing has no public way
             ranks.append(Rank(rank, process, channel))
-            process.start()
+            _start(process)
             far.close()
-        failed = watch(ranks, seconds)
+        failed = watch(ranks, seconds, began)
         if failed:
             raise_from(_first(failed, store), store)
         return [_returned(rank) for rank in ranks]
     finally:
         end_all(ranks, seconds)
+
+
+def _start(process: BaseProcess) -> None:
+    """Start a process; what the system lacks for it is told in words.
+
+    Raises:
+        SessionError: It lacks something.
+    """
+    main = sys.modules["__main__"]
+    script = vars(main).get("__file__")
+    try:
+        if not _has_a_file(main):
+            # It came from standard input: the new process has nothing to import.
+            vars(main).pop("__file__", None)
+        process.start()
+    except OSError as error:
+        raise SessionError(
+            f"{process.name} could not be started.",
+            f"{error}.",
+            _what_the_system_lacks(error),
+        ) from error
+    finally:
+        if script is not None:
+            vars(main)["__file__"] = script
+
+
+def _has_a_file(main: ModuleType) -> bool:
+    script = getattr(main, "__file__", None)
+    return script is not None and Path(script).exists()
+
+
+def _what_the_system_lacks(error: OSError) -> str:
+    if error.errno == errno.EMFILE:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return (
+            f"ulimit -n is {soft}: raise it, up to {hard}, before the script starts, "
+            "or close files."
+        )
+    if "path too long" in str(error):
+        return (
+            f"A socket's name takes 107 bytes at most, and it begins with TMPDIR, "
+            f"{tempfile.gettempdir()!r}: set TMPDIR to a shorter path."
+        )
+    return "See what the system lacks: processes, memory, or room in TMPDIR."
 
 
 def _first(failed: Sequence[Rank], store: dist.Store) -> Rank:
@@ -243,12 +298,12 @@ def _environment(
 def _packed(call: tuple[object, ...]) -> tuple[bytes, str]:
     """Pickle a call, and say by what; by cloudpickle where no child could import it."""
     main = sys.modules["__main__"]
-    importable = getattr(main, "__file__", None) or getattr(main, "__spec__", None)
+    importable = _has_a_file(main) or getattr(main, "__spec__", None)
     at_prompt = not importable and getattr(call[0], "__module__", "") == "__main__"
     picklers = ["cloudpickle"] * (importlib.util.find_spec("cloudpickle") is not None)
     if importable or not (at_prompt or picklers):
         picklers.insert(0, "pickle")
-    error: Exception = pickle.PicklingError("it is defined at a prompt")
+    error: Exception = pickle.PicklingError("no file has what is defined there")
     for pickler in picklers:
         try:
             return dumps(call, pickler), pickler

@@ -73,15 +73,17 @@ class Rank:
         return self.closed and not well
 
 
-def watch(ranks: Sequence[Rank], seconds: float) -> list[Rank]:
+def watch(ranks: Sequence[Rank], seconds: float, began: float) -> list[Rank]:
     """Wait until all ranks have ended, or some time after the first that failed.
+
+    They have so many seconds to start, from the moment in which they began to.
 
     Returns those that failed, in order.
 
     Raises:
         SessionError: Some have not started within the seconds.
     """
-    deadline = time.monotonic() + seconds
+    deadline = began + seconds
     failed: list[Rank] = []
     while waiting := [rank for rank in ranks if not rank.closed]:
         limited = failed or not all(rank.started for rank in ranks)

@@ -1,0 +1,48 @@
+"""How many files a process may open, told before they run out.
+
+Connections are files; once there is no room for one more, libraries fail in ways that
+name something else.
+"""
+
+import resource
+from pathlib import Path
+
+from gpumap.errors import SessionError
+
+__all__ = ["files_of_session", "files_of_spawn", "refuse_few_files"]
+
+_FILES = Path("/proc/self/fd")
+
+
+def files_of_session(world_size: int, *, hosts: bool) -> int:
+    """Return how many files a session on gloo opens after its first steps.
+
+    Counted in sessions of 2, 4 and 8 ranks with torch 2.13: gloo has two connections
+    for each rank, and who hosts the store has three more.
+    """
+    return 16 + 5 * world_size if hosts else 7 + 2 * world_size
+
+
+def files_of_spawn(count: int) -> int:
+    """Return how many files spawn() opens for so many processes, counted likewise."""
+    return 12 + 6 * count
+
+
+def refuse_few_files(who: str, needed: int) -> None:
+    """Refuse to start where so many more files will not fit.
+
+    Raises:
+        SessionError: ulimit -n is too small.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or not _FILES.exists():
+        return
+    there = len(list(_FILES.iterdir())) - 1
+    if there + needed > soft:
+        most = "" if hard == resource.RLIM_INFINITY else f", {hard} at most"
+        raise SessionError(
+            f"{who} needs {needed} more open files, and {max(soft - there, 0)} are "
+            "left.",
+            f"ulimit -n is {soft}{most}; {there} are open.",
+            f"Raise it before the script starts: ulimit -n {max(4096, 2 * needed)}.",
+        )

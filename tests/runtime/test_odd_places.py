@@ -1,0 +1,157 @@
+"""Places where scripts are run and libraries seldom tested."""
+
+import os
+import re
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from environments import clean_environment, rank_environment
+from jobs import free_port
+
+SPAWN = """
+import time
+import gpumap
+
+if __name__ != "__main__":
+    time.sleep({pause})
+
+
+def rank_of(of):
+    with gpumap.session(device="cpu"):
+        return gpumap.current().rank, of
+
+
+if __name__ == "__main__":
+    began = time.monotonic()
+    try:
+        print(gpumap.spawn(rank_of, "two", nprocs=2, start_timeout={start}))
+    finally:
+        print("after", time.monotonic() - began)
+"""
+QUICK = SPAWN.format(pause=0, start=100)
+
+
+def run(
+    *command: str, files: int | None = None, stdin: str | None = None, **more: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a Python command, with so many open files at most."""
+
+    def limit() -> None:
+        if files is not None:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+
+    return subprocess.run(
+        [sys.executable, *command],
+        input=stdin,
+        env={**clean_environment(), **more},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        preexec_fn=limit,
+    )
+
+
+def test_a_script_that_comes_from_standard_input_can_spawn() -> None:
+    """`python - < train.py`: the new processes have no file to import."""
+    pytest.importorskip("cloudpickle", reason="the extra notebook is not installed")
+    done = run("-", stdin=QUICK)
+    assert done.stdout.startswith("[(0, 'two'), (1, 'two')]"), done.stderr
+
+
+def test_a_temporary_folder_with_too_long_a_name_is_told(tmp_path: Path) -> None:
+    """A socket's name has 107 bytes. Source: unix(7)."""
+    script = tmp_path / "train.py"
+    script.write_text(QUICK)
+    folder = tmp_path / ("d" * 120)
+    folder.mkdir()
+    done = run(str(script), TMPDIR=str(folder))
+    assert done.returncode == 1
+    assert "SessionError: gpumap rank 0 could not be started." in done.stderr
+    assert f"begins with TMPDIR, '{folder}': set TMPDIR to a shorter" in done.stderr
+
+
+def test_too_few_open_files_are_told_before_a_process_starts(tmp_path: Path) -> None:
+    """By spawn() for the parent, and by a rank for itself."""
+    script = tmp_path / "train.py"
+    script.write_text(QUICK)
+    done = run(str(script), files=24)
+    assert done.returncode == 1
+    assert "SessionError: spawn() needs 24 more open files, and" in done.stderr
+    assert "ulimit -n is 24, 24 at most;" in done.stderr
+    code = "import gpumap\nwith gpumap.session(device='cpu', start_timeout=1): pass"
+    done = run("-c", code, files=24, **rank_environment(0, 2, free_port()))
+    assert done.returncode == 1
+    assert "SessionError: rank 0 of 2 needs 26 more open files, and" in done.stderr
+
+
+@pytest.mark.parametrize(("rank", "needed"), [("0", 28), ("1", 13)])
+def test_a_session_of_two_needs_as_many_files_as_it_opens(
+    rank: str, needed: int
+) -> None:
+    """Who hosts the store more; two are open when the session counts."""
+    port = free_port()
+    code = (
+        "import os, resource, gpumap\n"
+        "there = len(os.listdir('/proc/self/fd')) - 1\n"
+        f"if os.environ['RANK'] == '{rank}':\n"
+        f"    most = (there + {needed},) * 2\n"
+        "    resource.setrlimit(resource.RLIMIT_NOFILE, most)\n"
+        "with gpumap.session(device='cpu', start_timeout=50) as s:\n"
+        "    print('in', s.rank)\n"
+    )
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", code],
+            env={**clean_environment(), **rank_environment(n, 2, port)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for n in range(2)
+    ]
+    outs = [process.communicate(timeout=100)[0] for process in started]
+    assert [process.returncode for process in started] == [0, 0], outs
+
+
+def test_a_script_whose_import_is_slow_is_refused_in_time(tmp_path: Path) -> None:
+    """The time to start counts from the call, the server's own start included."""
+    script = tmp_path / "train.py"
+    script.write_text(SPAWN.format(pause=60, start=8))
+    done = run(str(script))
+    assert "ranks 0, 1 did not start within 8 s." in done.stderr
+    assert float(re.findall(r"after (\S+)", done.stdout)[0]) < 8 + 5 + 15
+
+
+@pytest.mark.parametrize("where", ["full", "closed", "read enough"])
+def test_the_command_says_where_it_cannot_print(where: str) -> None:
+    """Exit code 2, which is neither that a session could start nor that none could."""
+    command = [sys.executable, "-m", "gpumap", "--machine", "t4x4"]
+    if where == "full":
+        with Path("/dev/full").open("w") as full:
+            done = subprocess.run(
+                command, stdout=full, stderr=subprocess.PIPE, text=True, check=False
+            )
+        said = "gpumap: nothing could be printed: [Errno 28] No space left on device\n"
+    elif where == "closed":
+        done = subprocess.run(
+            command,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            preexec_fn=lambda: os.close(1),
+        )
+        said = "gpumap: nothing could be printed: standard output is closed\n"
+    else:
+        reader, writer = os.pipe()
+        os.close(reader)
+        done = subprocess.run(
+            command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False
+        )
+        os.close(writer)
+        said = ""
+    assert done.stderr == said
+    assert done.returncode == (2 if said else 0)
