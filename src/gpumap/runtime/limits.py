@@ -18,9 +18,9 @@ def files_of_session(world_size: int, *, hosts: bool) -> int:
     """Return how many files a session on gloo opens after its first steps.
 
     Counted in sessions of 2, 4 and 8 ranks with torch 2.13: gloo has two connections
-    for each rank, and who hosts the store has three more.
+    for each rank, and who hosts the store three more; two are for a moment only.
     """
-    return 16 + 5 * world_size if hosts else 7 + 2 * world_size
+    return 18 + 5 * world_size if hosts else 9 + 2 * world_size
 
 
 def files_of_spawn(count: int) -> int:
