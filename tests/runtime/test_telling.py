@@ -8,7 +8,7 @@ import torch.distributed as dist
 from environments import rank_environment
 from jobs import endings, finish, free_port, run, start
 
-from gpumap.errors import note, notes_of
+from gpumap.notes import note, notes_of
 from gpumap.runtime.board import Board, TorchKeys
 from gpumap.runtime.failures import Fault
 from gpumap.runtime.telling import described, signal_name

@@ -1,6 +1,7 @@
 """Where one launcher's variables need another look before they are believed."""
 
 import json
+import re
 from collections.abc import Callable
 from typing import cast
 
@@ -48,7 +49,7 @@ def bound_devices(fields: Fields, env: Environment) -> bool:
     return (
         slurm.in_step(env)
         and not enough
-        and on_node.isdecimal()
+        and re.fullmatch(r"[0-9]{1,9}", on_node, re.ASCII) is not None
         and visible < int(on_node)
     )
 

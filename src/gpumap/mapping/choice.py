@@ -4,10 +4,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar, cast, get_args
 
-from gpumap.errors import DeviceError, PlacementError, note
+from gpumap.errors import DeviceError, PlacementError
 from gpumap.mapping.devices import Device, Node
 from gpumap.mapping.launch import Launch
 from gpumap.mapping.refs import DeviceRef, refs_of
+from gpumap.notes import note
 
 __all__ = [
     "GPUS",

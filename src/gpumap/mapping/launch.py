@@ -1,6 +1,6 @@
 """Who this process is among the others."""
 
-from typing import Self
+from typing import Any, Self, cast
 
 from pydantic import model_validator
 
@@ -84,6 +84,20 @@ class Launch(Value):
         pattern = _COMMANDS.get(self.launcher, "torchrun --nproc-per-node {n}")
         return pattern.format(n=processes)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _place_among_node_ranks(cls, data: Any) -> Any:  # noqa: ANN401 - pydantic's own signature
+        """Fill in what node_ranks says, where nothing else does."""
+        if not isinstance(data, dict):
+            return data
+        fields = cast("dict[str, Any]", data)
+        ranks, rank = fields.get("node_ranks"), fields.get("rank")
+        if not isinstance(ranks, list | tuple) or rank not in ranks:
+            return fields
+        here = [*cast("list[object]", ranks)]
+        told = {"local_rank": here.index(rank), "local_world_size": len(here)}
+        return fields | {n: x for n, x in told.items() if fields.get(n) is None}
+
     @model_validator(mode="after")
     def _is_possible(self) -> Self:
         pairs: tuple[tuple[str, int | None, str, int | None], ...] = (
@@ -131,6 +145,7 @@ class Launch(Value):
             or len(set(ranks)) < len(ranks)
             or max(ranks) >= size
             or here not in (None, len(ranks))
+            or self.local_rank not in (None, ranks.index(self.rank))
         ):
             raise LaunchError(
                 f"these are not the ranks of a node with rank {self.rank} on it.",

@@ -1,6 +1,6 @@
 """Where one rank trains, and what its neighbours on the node have to do with it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from gpumap.errors import PlacementError
 from gpumap.mapping.choice import Choice, Gpus, Scores, Strategy
@@ -209,7 +209,9 @@ def runs_on_cpu(choice: Choice, node: Node) -> bool:
     Scores that measure() took of the CPU ask for none.
     """
     scores = choice.scores
-    unscored = scores is None or (not callable(scores) and list(scores) == ["cpu"])
+    unscored = scores is None or (
+        isinstance(scores, Mapping) and list(scores) == ["cpu"]
+    )
     return not node.devices and choice.gpus is None and unscored
 
 

@@ -15,7 +15,8 @@ from typing import ParamSpec, TypeVar
 
 import torch.distributed as dist
 
-from gpumap.errors import SessionError, notes_of
+from gpumap.errors import SessionError
+from gpumap.notes import notes_of
 from gpumap.runtime.forks import outlive
 
 __all__ = ["Block", "at_exit"]

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from itertools import islice
 
-from gpumap.errors import RollCallError, SessionError, note
+from gpumap.errors import RollCallError, SessionError
+from gpumap.notes import note
 from gpumap.runtime.block import at_exit
 from gpumap.runtime.client import StoreLostError
 from gpumap.runtime.failures import (

@@ -16,8 +16,9 @@ from weakref import WeakSet
 import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
 
-from gpumap.errors import SessionError, note
+from gpumap.errors import SessionError
 from gpumap.mapping.launch import LOOPBACK, Launch
+from gpumap.notes import note
 from gpumap.runtime.connections import GlooConnections, own_address_at
 from gpumap.runtime.failures import Answer
 from gpumap.runtime.forks import outlive

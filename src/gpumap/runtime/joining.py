@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpumap.detect.slurm import at_a_terminal
-from gpumap.errors import RollCallError, note
+from gpumap.errors import RollCallError
 from gpumap.mapping.identity import Identity, identity_of
 from gpumap.mapping.launch import Launch
 from gpumap.mapping.scores import scores_of
 from gpumap.mapping.strategies import allowed_devices
+from gpumap.notes import note
 from gpumap.runtime.board import Board
 from gpumap.runtime.client import StoreLostError
 from gpumap.runtime.likeness import Likeness

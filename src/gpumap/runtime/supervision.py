@@ -11,7 +11,8 @@ from typing import NoReturn
 
 import torch.distributed as dist
 
-from gpumap.errors import GpumapError, SessionError, note
+from gpumap.errors import GpumapError, SessionError
+from gpumap.notes import note
 from gpumap.runtime.board import Board, TorchKeys
 from gpumap.runtime.client import StoreLostError
 from gpumap.runtime.journal import Journal
