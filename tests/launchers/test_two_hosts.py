@@ -91,7 +91,7 @@ def test_a_master_that_is_loopback_on_its_own_host_is_reached(
     outs = [process.communicate(timeout=100)[0] for process in ranks]
     assert [process.returncode for process in ranks] == [0, 0], outs
     assert len(reports("".join(outs))) == 2
-    assert f"MASTER_ADDR {address} leads to 127.0." in outs[0]
+    assert f"MASTER_ADDR {address} is loopback (127.0." in outs[0]
     assert "set MASTER_ADDR to its address: 10.77.0.1 (eth0)" in outs[0]
     assert "every interface" not in outs[1]
 

@@ -38,8 +38,8 @@ def listen(host: str, port: int, launch: Launch) -> socket.socket | None:
         raise _not_found(host, error) from None
     if is_loopback(str(address[0])) and _others_come(host, launch):
         log.warning(
-            "MASTER_ADDR %s leads to %s on rank 0's own host, where other nodes cannot "
-            "come: the store listens on every interface. To have it on one, set "
+            "MASTER_ADDR %s is loopback (%s) on rank 0's own host, where other nodes "
+            "cannot come: the store listens on every interface. To have it on one, set "
             "MASTER_ADDR to its address%s",
             *(launch.master_addr, address[0], _own_addresses(": {}")),
         )
