@@ -1,5 +1,7 @@
 """Machines that one does not have."""
 
+import json
+import os
 from pathlib import Path
 
 import pytest
@@ -136,3 +138,31 @@ def test_a_file_that_describes_no_machine_is_an_error(
         path.write_text(content)
     with pytest.raises(DeviceError):
         rehearsed_node(str(path), ALONE, {})
+
+
+def test_one_uuid_for_two_devices_is_told_when_the_file_is_read(tmp_path: Path) -> None:
+    """Copied by hand, most often; no UUID at all is none twice."""
+    node = json.loads(machine("rtx3090x2").model_dump_json())
+    node["devices"][1]["uuid"] = node["devices"][0]["uuid"]
+    path = tmp_path / "twice.json"
+    path.write_text(json.dumps([node]))
+    with pytest.raises(DeviceError) as caught:
+        rehearsed_node(str(path), ALONE, {})
+    assert caught.value.happened == (
+        f"{path} gives several devices of rtx3090x2 one UUID, "
+        f"{node['devices'][0]['uuid']}."
+    )
+    assert caught.value.seen.startswith("They are cuda:0 (GPU-30920000…), cuda:1")
+    for device in node["devices"]:
+        device["uuid"] = None
+    path.write_text(json.dumps(node))
+    assert len(rehearsed_node(str(path), ALONE, {}).devices) == 2
+
+
+def test_a_pipe_is_no_description(tmp_path: Path) -> None:
+    """To read it would wait for a writer, and leave nothing for the next rank."""
+    path = tmp_path / "pipe.json"
+    os.mkfifo(path)
+    with pytest.raises(DeviceError) as caught:
+        rehearsed_node(str(path), ALONE, {})
+    assert caught.value.seen == "It is no regular file."

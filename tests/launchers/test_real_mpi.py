@@ -1,7 +1,11 @@
 """The real mpirun and mpiexec, on one machine."""
 
+import subprocess
 import sys
+from collections.abc import Sequence
 
+import pytest
+from environments import clean_environment
 from jobs import free_port
 
 from conftest import Run, Shown, need
@@ -35,7 +39,33 @@ def test_python_m_gpumap_shows_the_same(shown: Shown) -> None:
         ("Open MPI", [*OPEN_MPI, "-np", "2", *gpumap]),
         ("MPICH", ["mpiexec.hydra", "-n", "2", *gpumap]),
     ):
-        lines = shown(command)
+        lines = shown(command, MASTER_PORT=str(free_port()))
         assert [line.partition(", local rank")[0] for line in lines] == [
             f"launch: {launcher}, rank {rank} of 2" for rank in range(2)
         ]
+
+
+@pytest.mark.parametrize(
+    ("program", "options", "lost"),
+    [
+        ("mpirun.openmpi", OPEN_MPI[1:], ["OMPI_COMM_WORLD_RANK", "PMIX_RANK"]),
+        ("mpiexec.hydra", [], ["PMI_RANK", "MPI_LOCALRANKID"]),
+    ],
+)
+def test_processes_whose_variables_are_lost_are_told_of_each_other(
+    program: str, options: Sequence[str], lost: Sequence[str]
+) -> None:
+    """A wrapper that clears them: each process is rank 0 of 1 on the first device."""
+    need(program)
+    code = "import gpumap, time\nwith gpumap.session() as s: time.sleep(6)"
+    forget = [word for name in lost for word in ("-u", name)]
+    done = subprocess.run(
+        [program, *options, "-n", "2", "env", *forget, sys.executable, "-c", code],
+        env={**clean_environment(), "GPUMAP_REHEARSAL": "dgx-a100"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("is alone on cuda:0 (GPU-a1000000…) too") == 1

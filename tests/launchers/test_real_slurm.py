@@ -1,5 +1,9 @@
 """The real Slurm: srun, sbatch, and what runs inside them."""
 
+import contextlib
+import os
+import pty
+import shlex
 import subprocess
 import sys
 import time
@@ -141,6 +145,34 @@ def test_plain_python_inside_sbatch_waits_for_nobody(
     line = f"{sys.executable} {REPORT}"
     [alone] = batch(machines, tmp_path, slurm_conf, "-N1 -n4 -w n1", line)
     assert (alone["launcher"], alone["world_size"]) == ("single process", 1)
+
+
+def test_the_shell_of_a_terminal_says_so_in_its_first_seconds(slurm_conf: str) -> None:
+    """`srun -n 2 --pty bash`: the second task's shell has ended already."""
+    code = "import gpumap; gpumap.session(device='cpu', start_timeout=7).__enter__()"
+    typed = f"{shlex.join([sys.executable, '-c', code])}; exit 0\n"
+    command = [*SRUN, "-N1", "-n2", "-w", "n1", "--pty", "bash", "--norc"]
+    terminal, far = pty.openpty()
+    with subprocess.Popen(
+        command,
+        env={**clean_environment(), **LOCAL, "SLURM_CONF": slurm_conf},
+        stdin=far,
+        stdout=far,
+        stderr=far,
+        start_new_session=True,
+    ) as step:
+        os.close(far)
+        os.write(terminal, typed.encode())
+        text = b""
+        with contextlib.suppress(OSError):  # how a terminal ends
+            while more := os.read(terminal, 4096):
+                text += more
+    os.close(terminal)
+    assert step.returncode == 0
+    waiting, _, error = text.decode().partition("Traceback")
+    assert "rank 1 of 2 not here yet" in waiting
+    for told in (waiting, error):
+        assert "GPUMAP_LAUNCHER=none makes this a single process" in told
 
 
 def test_torchrun_inside_srun(run: Run, slurm_conf: str) -> None:

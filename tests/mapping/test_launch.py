@@ -65,6 +65,14 @@ def test_a_launch_goes_to_json_and_back() -> None:
             "master_addr '127.0.0.1:29500' is not a host name or an address.",
         ),
         (
+            {"rank": 0, "world_size": 2, "master_addr": "fe80::1"},
+            "master_addr fe80::1 counts on one link, and does not say on which.",
+        ),
+        (
+            {"rank": 0, "world_size": 2, "local_rank": 1, "node_ranks": (0, 1)},
+            "these are not the ranks of a node with rank 0 on it.",
+        ),
+        (
             {"rank": 0, "world_size": 2, "master_addr": "[::1]"},
             "master_addr '[::1]' is not a host name or an address.",
         ),
@@ -97,3 +105,11 @@ def test_one_node_is_known_from_either_fact() -> None:
     assert Launch(launcher="x", rank=0, world_size=2, local_world_size=2).one_node
     assert Launch(launcher="x", rank=0, world_size=2, num_nodes=1).one_node
     assert not Launch(launcher="x", rank=0, world_size=2).one_node
+
+
+def test_what_the_ranks_of_a_node_say_is_filled_in() -> None:
+    """Rank 5 is the second of three."""
+    me = Launch(launcher="mine", rank=5, world_size=9, node_ranks=(3, 5, 7))
+    assert (me.local_rank, me.local_world_size) == (1, 3)
+    scoped = Launch(launcher="mine", rank=0, world_size=2, master_addr="fe80::1%eth0")
+    assert scoped.master_addr == "fe80::1%eth0"

@@ -1,5 +1,6 @@
 """Where one rank trains."""
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,6 +15,7 @@ from gpumap.mapping.devices import Device, Node
 from gpumap.mapping.launch import Launch
 from gpumap.mapping.placement import place, refuse_conflicts
 from gpumap.mapping.plan import plan
+from gpumap.notes import notes_of
 
 if TYPE_CHECKING:
     from gpumap.mapping.refs import DeviceRef
@@ -435,3 +437,23 @@ def test_a_placement_that_passes_uses_no_device_twice(
         assert processes > len(gpus)
     else:
         assert [d.index for d in placed] == gpus[:processes]
+
+
+@dataclass(frozen=True)
+class FrozenError(Exception):
+    """One that takes no note by add_note."""
+
+    code: int
+
+
+def test_an_error_of_a_users_function_says_for_whom_it_was_called() -> None:
+    """Also one that is frozen, and then the error is still its own."""
+
+    def choose(_launch: Launch, _node: Node) -> int:
+        raise FrozenError(3)
+
+    with pytest.raises(FrozenError) as caught:
+        place(launch(1, 2), node(2), choose)
+    assert notes_of(caught.value) == [
+        "gpumap: raised by choose for rank 1 (node_rank 0, local_rank 1)"
+    ]

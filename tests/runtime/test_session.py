@@ -299,3 +299,20 @@ def test_detect_node_sees_the_machine_that_is_pretended(
     assert gpumap.detect_node("cpu").devices == ()
     with pytest.raises(DeviceError, match="device='xpu' was asked for, and there is"):
         gpumap.detect_node("xpu")
+
+
+def test_a_slow_card_is_said_once_for_each_node() -> None:
+    """By local rank 0; it is a warning, so that it is seen."""
+    ended = run("train", every={"GPUMAP_REHEARSAL": "rtx3090-gtx1080"})
+    assert [rank.code for rank in ended] == [0, 0], ended
+    told = "The NVIDIA GeForce GTX 1080 is the slower: leave it out with gpus=[0]"
+    assert [rank.out.count(told) for rank in ended] == [1, 0]
+
+
+def test_an_error_of_a_ranks_own_is_printed_once() -> None:
+    """While the others are told, its first line stands in the log."""
+    ended = run("train", every={**REHEARSAL, "GPUMAP_GPUS": "8,9"})
+    for number, rank in enumerate(ended):
+        assert rank.code == 1
+        assert f"rank {number} cannot start, and tells the others: Dev" in rank.out
+        assert rank.out.count("Name devices listed above") == 1
