@@ -277,3 +277,17 @@ def test_a_jobs_name_can_be_given() -> None:
     assert detect_launch(environ).job_id == "night run"
     environ = environment("torchrun-standalone3-rank1") | {"GPUMAP_JOB_ID": "x"}
     assert detect_launch(environ).job_id == "x"
+
+
+def test_the_log_names_the_variables_that_the_launch_came_from(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A stray RANK was looked at before Slurm's were found, and told nothing."""
+    name = next(n for n in RANKED if n.startswith("slurm-") and n not in INSIDE)
+    with caplog.at_level("DEBUG", logger="gpumap"):
+        launch = detect_launch({**RANKED[name][0], "RANK": "7"})
+    assert launch.launcher == "Slurm"
+    [line] = caplog.messages
+    assert line.startswith("launch: Slurm, from SLURM_STEP_ID=")
+    assert "SLURM_PROCID=" in line
+    assert " RANK=" not in line

@@ -273,15 +273,19 @@ def launched(environ: Mapping[str, str] | None = None) -> Launch | None:
     Raises:
         LaunchError: As detect_launch, but for what is missing in every family.
     """
-    env = Environment(os.environ if environ is None else environ)
-    chosen = env.text("GPUMAP_LAUNCHER")
+    variables = os.environ if environ is None else environ
+    look = Environment(variables)
+    chosen = look.text("GPUMAP_LAUNCHER")
     for row in LAUNCHERS if chosen is None else _named(chosen):
-        if all(env.text(mark) is not None for mark in row.marks) and row.applies(env):
+        if all(look.text(mark) is not None for mark in row.marks) and row.applies(look):
+            # What was looked at on the way to this row told nothing.
+            env = Environment(variables)
+            env.present(row.marks)
             launch = _read(row, env)
             log.debug("launch: %s, from %s", row.launcher, env.seen())
             return launch
         if chosen is not None:
-            raise _not_this_one(row, env)
+            raise _not_this_one(row, look)
     return None
 
 

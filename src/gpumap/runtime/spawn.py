@@ -152,7 +152,7 @@ def _what_the_system_lacks(error: OSError) -> str:
             f"ulimit -n is {soft}: raise it, up to {hard}, before the script starts, "
             "or close files."
         )
-    if "path too long" in str(error):
+    if error.errno is None:  # Python's own: the name of a socket is too long
         return (
             f"A socket's name takes 107 bytes at most, and it begins with TMPDIR, "
             f"{tempfile.gettempdir()!r}: set TMPDIR to a shorter path."
