@@ -215,6 +215,7 @@ def test_the_device_is_current_before_the_group_and_the_wrap(
         return model
 
     monkeypatch.setattr(torch, "accelerator", accelerator)
+    monkeypatch.setattr(dist, "is_backend_available", lambda _: True)
     monkeypatch.setattr(dist, "init_process_group", init)
     monkeypatch.setattr(dist, "destroy_process_group", destroy)
     monkeypatch.setattr(ddp, "DistributedDataParallel", wrap)

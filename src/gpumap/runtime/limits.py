@@ -40,9 +40,12 @@ def refuse_few_files(who: str, needed: int) -> None:
     there = len(list(_FILES.iterdir())) - 1
     if there + needed > soft:
         most = "" if hard == resource.RLIM_INFINITY else f", {hard} at most"
+        enough = max(4096, 2 * needed)
         raise SessionError(
             f"{who} needs {needed} more open files, and {max(soft - there, 0)} are "
             "left.",
             f"ulimit -n is {soft}{most}; {there} are open.",
-            f"Raise it before the script starts: ulimit -n {max(4096, 2 * needed)}.",
+            "See whether so many processes are meant; the limit cannot be raised so far."
+            if hard != resource.RLIM_INFINITY and there + needed > hard
+            else f"Raise it before the script starts: ulimit -n {enough}.",
         )

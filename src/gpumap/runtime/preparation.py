@@ -185,8 +185,6 @@ def prepare(asked: Asked, launch: Launch) -> Prepared:
         oversubscribe=choice.oversubscribe,
     )
     backend = asked.backend or _default_backend(placement.device.kind, rehearsal)
-    if rehearsal is None:
-        _refuse_a_missing_backend(backend)
     refuse_conflicts(placement, node, choice, backend)
     if (launch.local_rank or 0) == 0 and placement.device.kind != "cpu":
         _advise(choice, launch, node)
@@ -196,6 +194,8 @@ def prepare(asked: Asked, launch: Launch) -> Prepared:
     if tells and (slip := doubt(node, asked.environ)):
         log.warning("%s", slip)
     device = _torch_device(placement, rehearsal)
+    if rehearsal is None:
+        _refuse_a_missing_backend(backend)
     if launch.world_size > 1 and "gloo" in (backend, rehearsal and "gloo"):
         agent = asked.environ.get("TORCHELASTIC_USE_AGENT_STORE")
         hosts = launch.rank == 0 and not agent
