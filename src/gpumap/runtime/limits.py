@@ -45,7 +45,7 @@ def refuse_few_files(who: str, needed: int) -> None:
             f"{who} needs {needed} more open files, and {max(soft - there, 0)} are "
             "left.",
             f"ulimit -n is {soft}{most}; {there} are open.",
-            "See whether so many processes are meant; the limit cannot be raised so far."
+            "See whether so many processes are meant: the limit ends before."
             if hard != resource.RLIM_INFINITY and there + needed > hard
             else f"Raise it before the script starts: ulimit -n {enough}.",
         )
