@@ -13,9 +13,9 @@ from torch.distributed import Store
 import gpumap
 from gpumap.detect.rehearsal import REHEARSAL
 from gpumap.errors import GpumapError
+from gpumap.mapping.base import Value
 from gpumap.mapping.devices import Device, Node
 from gpumap.mapping.placement import Placement, refuse_conflicts
-from gpumap.mapping.values import Value
 
 __all__ = ["Word", "agenda", "agree"]
 

@@ -26,8 +26,8 @@ from progress import progress
 import gpumap
 from gpumap.detect.rehearsal import REHEARSAL
 from gpumap.errors import GpumapError, SessionError
-from gpumap.mapping.choice import GPUS
-from gpumap.mapping.refs import refs_of
+from gpumap.mapping.device_refs import refs_of
+from gpumap.mapping.policy import GPUS
 
 _STRATEGIES = "local_rank,modulo,scored,linked"
 _CPU_RANKS = 2

@@ -6,11 +6,11 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from gpumap.mapping.identity import Identity
-from gpumap.runtime.board import Board
-from gpumap.runtime.client import Client
-from gpumap.runtime.members import Member, Terms
-from gpumap.runtime.rollcall import roll_call
-from gpumap.runtime.tcp import store_on_loopback
+from gpumap.rendezvous.members import Member, Terms
+from gpumap.rendezvous.roll_call import roll_call
+from gpumap.rendezvous.session_store import Board
+from gpumap.rendezvous.store_client import Client
+from gpumap.rendezvous.tcp import store_on_loopback
 
 __all__ = ["roll_call_seconds"]
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from options import Options
 
+from gpumap.mapping.base import Value
 from gpumap.mapping.placement import Placement
-from gpumap.mapping.values import Value
 
 __all__ = [
     "BY_HAND",

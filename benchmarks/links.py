@@ -6,9 +6,9 @@ from typing import cast
 
 from options import Options
 
-from gpumap.mapping.choice import Choice, StrategyName
+from gpumap.mapping.best_links import BANDWIDTHS, MOST_EXACT, ring_link
 from gpumap.mapping.devices import Device, Node
-from gpumap.mapping.linked import BANDWIDTHS, MOST_EXACT, ring_link
+from gpumap.mapping.policy import Choice, StrategyName
 from gpumap.mapping.tables import link_name
 
 __all__ = ["bandwidths", "choice_of", "links_among"]

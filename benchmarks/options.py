@@ -5,8 +5,8 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from gpumap.errors import SessionError
-from gpumap.mapping.refs import Plain
-from gpumap.mapping.values import Count, Index, Value
+from gpumap.mapping.base import Count, Index, Value
+from gpumap.mapping.device_refs import Plain
 
 __all__ = ["ITEM_SIZES", "MOST_RANKS", "Options", "Type"]
 

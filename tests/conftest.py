@@ -26,8 +26,8 @@ def nothing_is_left(
         Path(folder).chmod(0o755)  # munged wants every user to get through
         os.environ["TMPDIR"], tempfile.tempdir = folder, None
         yield
-        if "warm" in sys.modules:
-            sys.modules["warm"].stop()
+        if "helpers.warm" in sys.modules:
+            sys.modules["helpers.warm"].stop()
         alive = [line for line in _started_with(folder) if not _is_helper(line)]
         tempfile.tempdir = None
         if before is None:

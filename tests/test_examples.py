@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from environments import clean_environment
+
+from helpers.environments import clean_environment
 
 pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 EXAMPLES = Path(__file__).parent.parent / "examples"

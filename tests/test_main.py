@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from nodes import MIG
-from pretended import pretend_nvml
 
 import gpumap
 from gpumap.__main__ import main
+from helpers.nodes import MIG
+from helpers.pretended import pretend_nvml
 
 Shown = pytest.CaptureFixture[str]
 LAUNCHED = {

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from gpumap.detect.hardware import detect_node
     from gpumap.detect.launchers import detect_launch
+    from gpumap.detect.measure import measure
     from gpumap.detect.rehearsal import machine
     from gpumap.errors import (
         DeviceError,
@@ -20,24 +21,23 @@ if TYPE_CHECKING:
         RollCallError,
         SessionError,
     )
+    from gpumap.mapping.best_links import best_linked
+    from gpumap.mapping.device_refs import DeviceRef
     from gpumap.mapping.devices import Device, Link, Node
     from gpumap.mapping.launch import Launch
-    from gpumap.mapping.linked import best_linked
     from gpumap.mapping.placement import Conflict, Placement, place
     from gpumap.mapping.plan import Plan, plan
     from gpumap.mapping.ranks import RankLayout
-    from gpumap.mapping.refs import DeviceRef
     from gpumap.mapping.topology import parse_topology
     from gpumap.runtime.ddp import ddp_session
-    from gpumap.runtime.measuring import measure
     from gpumap.runtime.session import Session, current, session
-    from gpumap.runtime.spawn import spawn
+    from gpumap.spawning.spawn import spawn
 
 _HOME = {
     "Conflict": "mapping.placement",
     "Device": "mapping.devices",
     "DeviceError": "errors",
-    "DeviceRef": "mapping.refs",
+    "DeviceRef": "mapping.device_refs",
     "GpumapError": "errors",
     "Launch": "mapping.launch",
     "LaunchError": "errors",
@@ -50,18 +50,18 @@ _HOME = {
     "RollCallError": "errors",
     "Session": "runtime.session",
     "SessionError": "errors",
-    "best_linked": "mapping.linked",
+    "best_linked": "mapping.best_links",
     "current": "runtime.session",
     "ddp_session": "runtime.ddp",
     "detect_launch": "detect.launchers",
     "detect_node": "detect.hardware",
     "machine": "detect.rehearsal",
-    "measure": "runtime.measuring",
+    "measure": "detect.measure",
     "parse_topology": "mapping.topology",
     "place": "mapping.placement",
     "plan": "mapping.plan",
     "session": "runtime.session",
-    "spawn": "runtime.spawn",
+    "spawn": "spawning.spawn",
 }
 
 __all__ = [

@@ -12,9 +12,10 @@ from gpumap.detect.launchers import detect_launch, launched_on
 from gpumap.detect.nvml import nvml_node
 from gpumap.detect.rehearsal import REHEARSAL, rehearsed_nodes
 from gpumap.errors import DeviceError, GpumapError
-from gpumap.mapping.advice import advice, idle_devices
-from gpumap.mapping.choice import Choice, Scores, StrategyName, pool_named
+from gpumap.mapping.base import Value
+from gpumap.mapping.device_refs import DeviceRef, refs_of
 from gpumap.mapping.devices import Node
+from gpumap.mapping.diagnostics import advice, idle_devices
 from gpumap.mapping.launch import Launch, store_address
 from gpumap.mapping.placement import (
     Placement,
@@ -24,10 +25,9 @@ from gpumap.mapping.placement import (
     place,
     refuse_conflicts,
 )
-from gpumap.mapping.refs import DeviceRef, refs_of
+from gpumap.mapping.policy import Choice, Scores, StrategyName, pool_named
 from gpumap.mapping.strategies import allowed_devices, pool_of
 from gpumap.mapping.tables import device_table, link_table, placement_table
-from gpumap.mapping.values import Value
 from gpumap.mapping.visibility import doubt, mask_of
 
 _MOST_PROCESSES = 4096  # more than any node runs

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from environments import clean_environment, rank_environment
-from jobs import Ended, finish, free_port
+
+from helpers.environments import clean_environment, rank_environment
+from helpers.jobs import Ended, finish, free_port
 
 SCRIPT = str(Path(__file__).parent.parent.parent / "benchmarks/allreduce.py")
 SHORT = ("-b", "4K", "-e", "64K", "-f", "4", "-n", "2", "-w", "1", "--rounds", "2")

@@ -13,14 +13,12 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
-from captured import jobs
 
 from gpumap.detect.launchers import LAUNCHERS, detect_launch, launched_on
 from gpumap.detect.rehearsal import machine
 from gpumap.errors import GpumapError
-from gpumap.mapping.advice import advice, idle_devices
-from gpumap.mapping.choice import Choice
 from gpumap.mapping.devices import Device, Node
+from gpumap.mapping.diagnostics import advice, idle_devices
 from gpumap.mapping.launch import Launch, store_address
 from gpumap.mapping.placement import (
     devices_here,
@@ -29,8 +27,10 @@ from gpumap.mapping.placement import (
     refuse_conflicts,
 )
 from gpumap.mapping.plan import plan
+from gpumap.mapping.policy import Choice
 from gpumap.mapping.strategies import allowed_devices
 from gpumap.mapping.visibility import ALL_MASKS, doubt, visible
+from helpers.captured import jobs
 
 ENVIRONMENTS = 100_000
 MASKS = 20_000

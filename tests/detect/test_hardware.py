@@ -9,13 +9,13 @@ from importlib.util import module_from_spec
 
 import pytest
 import torch
-from nodes import MIG
-from pretended import Nvml, pretend_nvml, pretend_torch
 
 from gpumap.detect.hardware import detect_node
 from gpumap.detect.rehearsal import machine
 from gpumap.errors import DeviceError
 from gpumap.mapping.devices import Device, Link, Node
+from helpers.nodes import MIG
+from helpers.pretended import Nvml, pretend_nvml, pretend_torch
 
 A100 = machine("dgx-a100").devices[0].model_copy(update={"physical_index": None})
 BARE = ("numa_node", "cpu_affinity")
@@ -154,7 +154,7 @@ def test_torch_and_nvml_are_joined_by_uuid(monkeypatch: pytest.MonkeyPatch) -> N
     )
     by_bus = [d.model_copy(update={"index": n}) for n, d in enumerate((slow, fast))]
     physical = Node(hostname="n1", devices=tuple(by_bus))
-    monkeypatch.setattr("pretended.Nvml.link", lambda *_: machine("rtx3090x2").links[0])
+    monkeypatch.setattr("helpers.pretended.Nvml.link", lambda *_: machine("rtx3090x2").links[0])
     pretend_nvml(monkeypatch, physical)
     pretend_torch(monkeypatch, [fast, slow])
     first, second = detect_node("cuda", {"CUDA_VISIBLE_DEVICES": "0,1"}).devices

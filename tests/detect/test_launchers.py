@@ -1,11 +1,11 @@
 """What started this process, from captured and from made-up environments."""
 
 import pytest
-from captured import environment, jobs
 
 from gpumap.detect.launchers import detect_launch
 from gpumap.errors import LaunchError
 from gpumap.mapping.launch import Launch
+from helpers.captured import environment, jobs
 
 # Shells that hold an allocation, and are no task of a step.
 SHELLS = {

@@ -3,11 +3,11 @@
 import json
 
 import pytest
-from cases import rows
 
 from gpumap.detect.launchers import detect_launch, launched_on
 from gpumap.mapping.devices import Device, Node
 from gpumap.mapping.visibility import visible
+from helpers.cases import rows
 
 CASES = rows("Devices of a task's own")
 

@@ -1,13 +1,13 @@
 """Which launcher counts where several have left variables, and what contradicts."""
 
 import pytest
-from captured import jobs
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpumap.detect.launchers import LAUNCHERS, detect_launch
 from gpumap.errors import LaunchError
 from gpumap.mapping.launch import Launch
+from helpers.captured import jobs
 
 Facts = tuple[str, int, int, int | None, int | None, int | None, int | None]
 

@@ -10,13 +10,13 @@ import sys
 from pathlib import Path
 
 import pytest
-import spawnjobs
 import torch
 import torch.distributed as dist
-from environments import clean_environment
-from jobs import run
 
 import gpumap
+from helpers import spawnjobs
+from helpers.environments import clean_environment
+from helpers.jobs import run
 
 pytestmark = [
     pytest.mark.gpu,

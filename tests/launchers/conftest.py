@@ -1,37 +1,18 @@
-"""What the tests of real launchers need, and what is said where it is missing."""
+"""Fixtures of the tests under real launchers."""
 
 import json
-import os
-import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
-from cluster import slurm
-from environments import clean_environment
 
 import gpumap
-
-HERE = Path(__file__).parent
-REPORT = str(HERE / "report.py")
-Report = dict[str, Any]
-Run = Callable[..., list[Report]]
-Shown = Callable[..., list[str]]
-
-
-def need(*programs: str, root: bool = False) -> None:
-    """Skip without a program or without root; where CI runs, that is a failure."""
-    missing = [program for program in programs if shutil.which(program) is None]
-    if root and os.geteuid() != 0:
-        missing.append("root")
-    if missing and os.environ.get("CI"):
-        pytest.fail(f"CI must have {', '.join(missing)}")
-    if missing:
-        pytest.skip(f"needs {', '.join(missing)}; nox -s launchers installs programs")
+from helpers.cluster import slurm
+from helpers.environments import clean_environment
+from helpers.launchers import REPORT, Report, Run, Shown, need, reports
 
 
 @pytest.fixture(scope="session")
@@ -90,16 +71,6 @@ def shown(machines: str) -> Shown:
         return sorted(line for line in done.stdout.splitlines() if "launch:" in line)
 
     return run_command
-
-
-def reports(text: str) -> list[Report]:
-    """Return what each rank reported, in the order of the ranks."""
-    found = [json.loads(part.split("\n")[0]) for part in text.split("REPORT ")[1:]]
-    found.sort(key=lambda report: report["rank"])
-    assert [report["rank"] for report in found] == list(range(len(found))), text
-    total = sum(range(len(found)))
-    assert {report["total"] for report in found} == {total}, text
-    return found
 
 
 @pytest.fixture(scope="session")

@@ -8,10 +8,10 @@ import sys
 from collections.abc import Sequence
 
 import pytest
-from environments import clean_environment, rank_environment
-from jobs import free_port
 
-from conftest import HERE, need
+from helpers.environments import clean_environment, rank_environment
+from helpers.jobs import free_port
+from helpers.launchers import HERE, need
 
 SPAWNS = f"""
 import sys

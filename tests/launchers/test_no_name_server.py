@@ -4,9 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from environments import clean_environment, rank_environment
-
-from conftest import REPORT, need, reports
+from helpers.environments import clean_environment, rank_environment
+from helpers.launchers import REPORT, need, reports
 
 SILENT = """
 import socket, time

@@ -5,9 +5,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from environments import clean_environment
-
-from conftest import HERE, need
+from helpers.environments import clean_environment
+from helpers.launchers import HERE, need
 
 BENCH = [
     *(sys.executable, str(Path(HERE).parent.parent / "benchmarks/allreduce.py")),

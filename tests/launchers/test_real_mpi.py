@@ -5,10 +5,10 @@ import sys
 from collections.abc import Sequence
 
 import pytest
-from environments import clean_environment
-from jobs import free_port
 
-from conftest import Run, Shown, need
+from helpers.environments import clean_environment
+from helpers.jobs import free_port
+from helpers.launchers import Run, Shown, need
 
 OPEN_MPI = ["mpirun.openmpi", "--oversubscribe", "--allow-run-as-root"]
 

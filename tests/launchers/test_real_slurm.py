@@ -10,10 +10,10 @@ import time
 from pathlib import Path
 
 import pytest
-from environments import clean_environment
-from jobs import free_port
 
-from conftest import REPORT, Report, Run, Shown, reports
+from helpers.environments import clean_environment
+from helpers.jobs import free_port
+from helpers.launchers import REPORT, Report, Run, Shown, reports
 
 SRUN = ["srun", "--quiet"]
 # The nodes of the test's Slurm have names that nobody can look up.

@@ -5,10 +5,9 @@ import subprocess
 import sys
 import time
 
-from environments import clean_environment
-from jobs import free_port
-
-from conftest import REPORT, Run, Shown, reports
+from helpers.environments import clean_environment
+from helpers.jobs import free_port
+from helpers.launchers import REPORT, Run, Shown, reports
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 

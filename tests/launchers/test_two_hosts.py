@@ -8,10 +8,10 @@ from collections.abc import Generator, Sequence
 from pathlib import Path
 
 import pytest
-from environments import clean_environment
-from hosts import ADDRESSES, STRANGERS, Hosts, two_hosts
 
-from conftest import HERE, REPORT, need, reports
+from helpers.environments import clean_environment
+from helpers.hosts import ADDRESSES, STRANGERS, Hosts, two_hosts
+from helpers.launchers import HERE, REPORT, need, reports
 
 PORT = 29511
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - what is tested

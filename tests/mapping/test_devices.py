@@ -1,10 +1,10 @@
 """Devices, links and nodes as values."""
 
 import pytest
-from nodes import node
 
 from gpumap.errors import DeviceError
 from gpumap.mapping.devices import CPU, Device, Link, Node
+from helpers.nodes import node
 
 
 def test_a_node_goes_to_json_and_back() -> None:

@@ -3,10 +3,10 @@
 import json
 
 import pytest
-from cases import rows
 
 from gpumap.mapping.devices import Device
 from gpumap.mapping.identity import identity_of
+from helpers.cases import rows
 
 CASES = rows("Identity")
 

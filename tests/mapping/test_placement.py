@@ -6,19 +6,19 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from nodes import MIG, launch, node
 
 from gpumap.errors import DeviceError, LaunchError, PlacementError
-from gpumap.mapping.advice import idle_devices
-from gpumap.mapping.choice import Choice, Gpus, Strategy
 from gpumap.mapping.devices import Device, Node
+from gpumap.mapping.diagnostics import idle_devices
 from gpumap.mapping.launch import Launch
 from gpumap.mapping.placement import place, refuse_conflicts
 from gpumap.mapping.plan import plan
+from gpumap.mapping.policy import Choice, Gpus, Strategy
 from gpumap.notes import notes_of
+from helpers.nodes import MIG, launch, node
 
 if TYPE_CHECKING:
-    from gpumap.mapping.refs import DeviceRef
+    from gpumap.mapping.device_refs import DeviceRef
 
 
 def indices(

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from nodes import node
 
 from gpumap.errors import DeviceError, LaunchError, PlacementError
 from gpumap.mapping.launch import Launch
 from gpumap.mapping.placement import place
 from gpumap.mapping.plan import plan
+from helpers.nodes import node
 
 
 def test_node_and_local_rank_arithmetic_on_nodes_of_4_and_2() -> None:

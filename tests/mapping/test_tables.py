@@ -1,10 +1,9 @@
 """Placements, devices and links as text."""
 
-from nodes import MIG, node
-
 from gpumap.detect.rehearsal import machine
 from gpumap.mapping.devices import Device, Link, Node
 from gpumap.mapping.tables import device_table, link_name, link_table
+from helpers.nodes import MIG, node
 
 
 def test_a_link_table_is_what_nvidia_smi_prints() -> None:

@@ -1,7 +1,5 @@
 """Link matrices as people paste them, and the node that each describes."""
 
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,15 +7,7 @@ from hypothesis import strategies as st
 from gpumap.errors import DeviceError
 from gpumap.mapping.devices import Link
 from gpumap.mapping.topology import parse_topology
-
-FOLDER = Path(__file__).parent.parent / "data" / "topologies"
-CUT = {"62_dgx2_16xV100_first_4_rows_cut", "63_8xB200_one_gpu_off_nvlink_cut"}
-WHOLE = sorted(path.stem for path in FOLDER.glob("*.txt") if path.stem not in CUT)
-
-
-def text(name: str) -> str:
-    """Return a matrix as it was pasted."""
-    return (FOLDER / f"{name}.txt").read_text()
+from helpers.matrices import CUT, FOLDER, WHOLE, text
 
 
 def table() -> dict[str, int]:

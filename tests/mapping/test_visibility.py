@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from cases import rows
 
 from gpumap.errors import DeviceError
 from gpumap.mapping.devices import Device, Node
@@ -13,6 +12,7 @@ from gpumap.mapping.visibility import (
     visible,
     without_foreign_masks,
 )
+from helpers.cases import rows
 
 CASES = rows("Visibility")
 # GPU 0 and GPU 1 are sliced, GPU 2 is whole, GPU 3 is sliced under an old driver.

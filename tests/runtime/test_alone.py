@@ -4,7 +4,8 @@ import subprocess
 import sys
 
 import pytest
-from environments import clean_environment
+
+from helpers.environments import clean_environment
 
 CODE = """
 import sys, gpumap

@@ -3,7 +3,8 @@
 import re
 
 import pytest
-from jobs import endings
+
+from helpers.jobs import endings
 
 
 @pytest.mark.parametrize("how", ["persistent", "iterator", "subprocess", "fork"])

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch import nn
 
 import gpumap
+from gpumap.rendezvous.model_digest import Likeness
 from gpumap.runtime import ddp
-from gpumap.runtime.likeness import Likeness
 
 
 @pytest.fixture(autouse=True)

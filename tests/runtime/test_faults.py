@@ -14,11 +14,12 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-from environments import clean_environment, rank_environment
-from jobs import free_port, run
-from warm import Script
 
-FAULTS = Path(__file__).with_name("faults.py")
+from helpers.environments import clean_environment, rank_environment
+from helpers.jobs import free_port, run
+from helpers.warm import Script
+
+FAULTS = Path(__file__).parent.parent / "helpers/faults.py"
 LIMIT = 3.0
 MEMBER = r"rank {} \(pid \d+ on [^)]+\), on cpu,"
 GONE = "its process is gone"

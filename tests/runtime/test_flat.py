@@ -3,7 +3,8 @@
 import re
 
 import pytest
-from jobs import ENDINGS, endings, finish, start
+
+from helpers.jobs import ENDINGS, endings, finish, start
 
 
 @pytest.mark.parametrize("how", ["never", "closes", "kept"])

@@ -4,9 +4,10 @@ import signal
 import time
 
 import pytest
-from environments import clean_environment, rank_environment
-from jobs import ENDINGS, Ended, finish, free_port, start
-from warm import Script
+
+from helpers.environments import clean_environment, rank_environment
+from helpers.jobs import ENDINGS, Ended, finish, free_port, start
+from helpers.warm import Script
 
 
 def alone(case: str) -> Ended:

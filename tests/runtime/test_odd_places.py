@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from environments import clean_environment, rank_environment
-from jobs import free_port
+
+from helpers.environments import clean_environment, rank_environment
+from helpers.jobs import free_port
 
 SPAWN = """
 import time

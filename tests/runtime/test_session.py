@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import spawnjobs
 import torch
-from environments import clean_environment
-from jobs import WORKER, Ended, finish, free_port, run, start
 from torch import nn
 
 import gpumap
 from gpumap.errors import DeviceError, SessionError
+from helpers import spawnjobs
+from helpers.environments import clean_environment
+from helpers.jobs import WORKER, Ended, finish, free_port, run, start
 
 REHEARSAL = {"GPUMAP_REHEARSAL": "dgx-a100"}
 

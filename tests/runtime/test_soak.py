@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from environments import clean_environment
+from helpers.environments import clean_environment
 
 SOAK = Path(__file__).parent.parent.parent / "benchmarks/soak.py"
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from gpumap.detect import slurm
-from gpumap.detect.cross_checks import (
+from gpumap.detect.environment import Environment
+from gpumap.detect.launcher_rules import (
     bound_devices,
     check_pods,
     fit_around,
@@ -15,8 +16,7 @@ from gpumap.detect.cross_checks import (
     same_rank,
     virtual_local_rank,
 )
-from gpumap.detect.environment import Environment
-from gpumap.detect.halves import incomplete, refuse_half_a_family
+from gpumap.detect.missing_variables import incomplete, refuse_half_a_family
 from gpumap.detect.ports import port_of_name
 from gpumap.errors import LaunchError
 from gpumap.mapping.devices import Node
@@ -79,7 +79,7 @@ LAUNCHERS = (
     _Row(
         # Whatever started its parent, gpumap.spawn started this very process.
         "gpumap.spawn",
-        "gpumap.runtime.spawn",
+        "gpumap.spawning.spawn",
         ("GPUMAP_SPAWNED", "RANK", "WORLD_SIZE"),
         _TORCH,
         settle=ranks_in_a_row,

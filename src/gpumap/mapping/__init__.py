@@ -1,1 +1,4 @@
-"""Pure: values in, values out. No torch, no environment, no files, no clock."""
+"""Pure: values in, values out. No torch, no environment, no files, no clock.
+
+Start with placement.py (one rank) and plan.py (a cluster). Imports nothing but errors.
+"""

@@ -6,7 +6,7 @@ from typing import Literal, Self
 from pydantic import model_validator
 
 from gpumap.errors import DeviceError
-from gpumap.mapping.values import Count, Index, Value
+from gpumap.mapping.base import Count, Index, Value
 
 __all__ = ["CPU", "Device", "Link", "Node"]
 

@@ -2,8 +2,8 @@
 
 import re
 
+from gpumap.mapping.base import Value
 from gpumap.mapping.devices import Device
-from gpumap.mapping.values import Value
 
 __all__ = ["Identity", "identity_of"]
 

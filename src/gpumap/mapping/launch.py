@@ -5,7 +5,7 @@ from typing import Any, Self, cast
 from pydantic import model_validator
 
 from gpumap.errors import LaunchError
-from gpumap.mapping.values import Count, Index, Value
+from gpumap.mapping.base import Count, Index, Value
 
 __all__ = ["LOOPBACK", "Launch", "store_address"]
 

@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 
 from gpumap.errors import PlacementError
-from gpumap.mapping.choice import Choice, Gpus, Scores, Strategy
+from gpumap.mapping.base import Value
 from gpumap.mapping.devices import CPU, Device, Node
 from gpumap.mapping.launch import Launch
+from gpumap.mapping.policy import Choice, Gpus, Scores, Strategy
 from gpumap.mapping.strategies import by_rank, in_words, pick, pool_of
-from gpumap.mapping.values import Value
 
 __all__ = [
     "Conflict",

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from gpumap.errors import LaunchError
-from gpumap.mapping.choice import Choice, Gpus, Scores, Strategy
 from gpumap.mapping.devices import CPU, Device, Node
 from gpumap.mapping.launch import Launch
 from gpumap.mapping.placement import (
@@ -14,6 +13,7 @@ from gpumap.mapping.placement import (
     runs_on_cpu,
     shared_devices,
 )
+from gpumap.mapping.policy import Choice, Gpus, Scores, Strategy
 from gpumap.mapping.ranks import Distribution, RankLayout
 from gpumap.mapping.strategies import by_rank, pick, pool_of
 from gpumap.mapping.tables import placement_table

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from numbers import Real
 
 from gpumap.errors import PlacementError
-from gpumap.mapping.choice import Scores, called
+from gpumap.mapping.device_refs import DeviceRef, resolve_all
 from gpumap.mapping.devices import Device, Node
-from gpumap.mapping.refs import DeviceRef, resolve_all
+from gpumap.mapping.policy import Scores, called
 
 __all__ = ["scores_of"]
 

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gpumap.errors import DeviceError, LaunchError, PlacementError
-from gpumap.mapping.choice import Choice, called
+from gpumap.mapping.best_links import best_linked
+from gpumap.mapping.device_refs import resolve, resolve_all
 from gpumap.mapping.devices import Device, Node
 from gpumap.mapping.launch import Launch
-from gpumap.mapping.linked import best_linked
-from gpumap.mapping.refs import resolve, resolve_all
+from gpumap.mapping.policy import Choice, called
 from gpumap.mapping.scores import scores_of
 
 __all__ = [

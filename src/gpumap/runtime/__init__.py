@@ -1,1 +1,5 @@
-"""Acts on a placement: the device, the roll call, the process group, the wrap."""
+"""One rank's session, from set_device to destroy.
+
+Start with session.py: local_setup.py, startup.py and shutdown.py are its three parts.
+May import rendezvous, detect and mapping.
+"""

@@ -8,8 +8,8 @@ import struct
 from collections.abc import Generator
 from contextlib import contextmanager
 
-from gpumap.runtime.members import Member
-from gpumap.runtime.witness import is_gone
+from gpumap.rendezvous.members import Member
+from gpumap.rendezvous.procfs import is_gone
 
 __all__ = ["alone"]
 

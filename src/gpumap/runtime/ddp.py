@@ -8,13 +8,13 @@ from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import Unpack
 
 from gpumap.errors import SessionError
-from gpumap.mapping.choice import Gpus, Scores, Strategy
 from gpumap.mapping.devices import Node
 from gpumap.mapping.launch import Launch
+from gpumap.mapping.policy import Gpus, Scores, Strategy
+from gpumap.rendezvous.model_digest import Likeness, likeness_of
 from gpumap.runtime.block import Block
 from gpumap.runtime.ddp_options import DDPOptions
-from gpumap.runtime.likeness import Likeness, likeness_of
-from gpumap.runtime.preparation import Asked, Prepared
+from gpumap.runtime.local_setup import Asked, Prepared
 from gpumap.runtime.session import Session, life_of
 
 __all__ = ["ddp_session"]

@@ -9,14 +9,14 @@ from typing import Protocol
 from weakref import WeakSet
 
 from gpumap.errors import GpumapError
-from gpumap.runtime.board import Board
-from gpumap.runtime.client import StoreLostError, readable
-from gpumap.runtime.failures import Answer, Fault, gone, uneven
-from gpumap.runtime.journal import Entry, Journal, key_of
-from gpumap.runtime.members import Member
-from gpumap.runtime.progress import begun, is_standing
-from gpumap.runtime.telling import first_line
-from gpumap.runtime.witness import end_of
+from gpumap.rendezvous.failures import Answer, Fault, gone, uneven
+from gpumap.rendezvous.journal import Entry, Journal, key_of
+from gpumap.rendezvous.members import Member
+from gpumap.rendezvous.messages import first_line
+from gpumap.rendezvous.procfs import end_of
+from gpumap.rendezvous.session_store import Board
+from gpumap.rendezvous.store_client import StoreLostError, readable
+from gpumap.runtime.collectives import begun, is_standing
 
 __all__ = ["Listener"]
 

@@ -12,24 +12,24 @@ import torch.distributed as dist
 
 from gpumap.detect.launchers import detect_launch
 from gpumap.errors import RollCallError, SessionError
-from gpumap.mapping.choice import Gpus, Scores, Strategy
 from gpumap.mapping.devices import Node
 from gpumap.mapping.launch import Launch
 from gpumap.mapping.placement import Placement
+from gpumap.mapping.policy import Gpus, Scores, Strategy
+from gpumap.rendezvous.model_digest import Likeness
+from gpumap.rendezvous.store_client import StoreLostError
 from gpumap.runtime.alone import alone
 from gpumap.runtime.block import Block
-from gpumap.runtime.client import StoreLostError
-from gpumap.runtime.ending import Alone, Ending
-from gpumap.runtime.group import ProcessGroup, refuse_a_dead_group
-from gpumap.runtime.joining import Joined, join
-from gpumap.runtime.likeness import Likeness
-from gpumap.runtime.preparation import (
+from gpumap.runtime.local_setup import (
     Asked,
     Prepared,
     launch_of_group,
     refuse_without_a_rank,
 )
+from gpumap.runtime.process_group import ProcessGroup, refuse_a_dead_group
+from gpumap.runtime.shutdown import Alone, Ending
 from gpumap.runtime.sigterm import Sigterm, Terminated
+from gpumap.runtime.startup import Joined, join
 
 __all__ = ["Session", "current", "life_of", "session"]
 

@@ -1,0 +1,186 @@
+"""What a user asked for: a strategy, a pool of devices, scores."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeVar, cast, get_args
+
+from gpumap.errors import DeviceError, PlacementError
+from gpumap.mapping.device_refs import DeviceRef, refs_of
+from gpumap.mapping.devices import Device, Node
+from gpumap.mapping.launch import Launch
+from gpumap.notes import note
+
+__all__ = [
+    "GPUS",
+    "Choice",
+    "Gpus",
+    "Scores",
+    "Strategy",
+    "StrategyName",
+    "called",
+    "name_of",
+    "pool_named",
+]
+
+T = TypeVar("T")
+
+GPUS = "GPUMAP_GPUS"
+"""The environment variable with the pool of a session that names none: "2,3"."""
+
+
+StrategyName = Literal["local_rank", "explicit", "modulo", "scored", "linked"]
+Strategy = StrategyName | Callable[[Launch, Node], Device | DeviceRef]
+# A mapping is invariant in its keys: each kind is named, so that a checker takes it.
+Gpus = (
+    Sequence[DeviceRef]
+    | Mapping[str, Sequence[DeviceRef]]
+    | Mapping[int, Sequence[DeviceRef]]
+    | Mapping[str | int, Sequence[DeviceRef]]
+)
+Scores = (
+    Mapping[DeviceRef, float]
+    | Mapping[str, float]
+    | Mapping[int, float]
+    | Literal["memory", "multiprocessors"]
+    | Callable[[Device], float]
+)
+
+_NAMES: tuple[StrategyName, ...] = get_args(StrategyName)
+
+
+def called(function: Callable[..., T], *args: object, whose: str) -> T:
+    """Call a function of the user's; an error of its own says for whom it was called.
+
+    Raises:
+        PlacementError: It raised StopIteration, which would end a loop around it.
+    """
+    try:
+        return function(*args)
+    except StopIteration as error:
+        raise PlacementError(
+            f"{name_of(function)} raised StopIteration for {whose}.",
+            "A next(…) in it found nothing.",
+            "Give next() a default, or return a value in every case.",
+        ) from error
+    except Exception as error:
+        note(error, f"gpumap: raised by {name_of(function)} for {whose}")
+        raise
+
+
+def name_of(function: Callable[..., object]) -> str:
+    """Return the name of a function of the user's; of its type where it has none."""
+    return getattr(function, "__name__", type(function).__name__)
+
+
+def pool_named(gpus: Gpus | None, environ: Mapping[str, str]) -> Gpus | None:
+    """Return the pool that was asked for, or else the one that GPUMAP_GPUS names.
+
+    Raises:
+        DeviceError: The variable has an empty entry.
+    """
+    named = environ.get(GPUS)
+    return refs_of(named) if gpus is None and named else gpus
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a user asked for, checked as far as it can be without a node.
+
+    Attributes:
+        strategy: A name from _NAMES, or a function of (launch, node).
+        gpus: The devices this job may use, in order; None for all that are visible.
+        scores: For "scored": by device, by property, or by a function of Device.
+        oversubscribe: Whether two ranks may share a device.
+
+    Raises:
+        PlacementError: The strategy is unknown, or lacks what it needs.
+    """
+
+    strategy: Strategy
+    gpus: Gpus | None
+    scores: Scores | None
+    oversubscribe: bool
+
+    @classmethod
+    def of(
+        cls,
+        strategy: Strategy | None,
+        gpus: Gpus | None,
+        scores: Scores | None,
+        *,
+        oversubscribe: bool,
+    ) -> "Choice":
+        """Return the choice with the default strategy filled in."""
+        if strategy is None:
+            strategy = "scored" if scores is not None else "local_rank"
+            strategy = "explicit" if gpus is not None and scores is None else strategy
+        if not callable(strategy) and strategy not in _NAMES:
+            raise PlacementError(
+                f"strategy {strategy!r} is unknown.",
+                f"There are {', '.join(map(repr, _NAMES))}.",
+                "Write one of these names, or a function (launch, node) -> device.",
+            )
+        if strategy == "explicit" and gpus is None:
+            raise PlacementError(
+                'strategy "explicit" needs a list of devices.',
+                "gpus is None.",
+                "Add gpus=[…], for instance gpus=[2, 3].",
+            )
+        if (strategy == "scored") != (scores is not None):
+            raise PlacementError(
+                'strategy "scored" and scores=… belong together.',
+                f"strategy is {strategy!r}, scores is {scores!r}.",
+                'Write strategy="scored", scores={0: 100, 1: 90}, or scores="memory".',
+            )
+        if not isinstance(cast("object", oversubscribe), bool):
+            raise PlacementError(
+                f"oversubscribe={oversubscribe!r} is neither True nor False.",
+                f"It is a {type(oversubscribe).__name__}.",
+                "Write oversubscribe=True where two ranks may share a device.",
+            )
+        return cls(strategy, gpus, scores, oversubscribe)
+
+    @property
+    def name(self) -> str:
+        """The strategy's name, or the function's."""
+        if isinstance(self.strategy, str):
+            return self.strategy
+        return name_of(self.strategy)
+
+    def listed(self, node: Node, node_rank: int | None) -> Sequence[DeviceRef] | None:
+        """Return what gpus says for this node: the list itself, or the node's own.
+
+        Raises:
+            PlacementError: gpus names nodes, and this one is not among them.
+            DeviceError: gpus is not a list.
+        """
+        gpus = self.gpus
+        if isinstance(gpus, Mapping) and gpus:
+            lists = cast("Mapping[str | int, Sequence[DeviceRef]]", gpus)
+            keys = (node.hostname, node.hostname.partition(".")[0], node_rank)
+            found = [lists[key] for key in keys if key is not None and key in lists]
+            if not found:
+                raise PlacementError(
+                    f"gpus has no list for node {node.hostname} "
+                    f"(node_rank {node_rank}).",
+                    f"It has lists for {', '.join(map(repr, lists))}.",
+                    f"Add gpus[{node.hostname!r}] or gpus[{node_rank}].",
+                )
+            gpus = found[0]
+        if gpus is None:
+            return None
+        if isinstance(gpus, str | bytes) or not isinstance(gpus, Sequence):
+            number = isinstance(gpus, int) and not isinstance(gpus, bool)
+            write = [gpus] if number else [2, 3]
+            raise DeviceError(
+                f"gpus={gpus!r} is not a list of devices.",
+                f"It is a {type(gpus).__name__}.",
+                f"Write a list, in the order of the local ranks: gpus={write}.",
+            )
+        if not gpus:
+            raise DeviceError(
+                "gpus=[] leaves no device to train on.",
+                node.visible,
+                "List at least one, or leave gpus out to use all that are visible.",
+            )
+        return gpus

@@ -1,0 +1,122 @@
+"""What must be alike in the models of all ranks, and what differs where it is not.
+
+DistributedDataParallel compares shapes only, and on the group: where the models differ,
+one rank hears so, and the others hear that a connection closed, or wait.
+"""
+
+import base64
+import hashlib
+import zlib
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
+from types import NoneType
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from gpumap.mapping.base import Value
+
+__all__ = ["Likeness", "Model", "difference", "likeness_of", "model_of"]
+
+# What one value on a store may hold; of a table that is longer, the beginning is kept.
+_MOST_PACKED, _MOST_BYTES = 30_000, 2**24
+
+
+class Likeness(NamedTuple):
+    """What a rank's DDP shall be, as far as all ranks must agree.
+
+    Attributes:
+        rows: A row for each tensor of the model; none in a session without a model.
+        options: DDP's own options, in words.
+    """
+
+    rows: Sequence[str] = ()
+    options: Mapping[str, str] = {}
+
+    @property
+    def digest(self) -> str:
+        """What is equal where the models are alike, whatever their names."""
+        kinds = "\n".join(row.partition("\t")[0] for row in self.rows)
+        return hashlib.sha256(kinds.encode()).hexdigest()[:16] if kinds else ""
+
+
+class Model(Value):
+    """What a rank's model consists of, for those whose digest differs.
+
+    Attributes:
+        packed: The rows, or the first of very many.
+        count: How many rows there are.
+    """
+
+    packed: str
+    count: int
+
+
+def likeness_of(model: nn.Module, options: Mapping[str, object]) -> Likeness:
+    """Return what DDP makes of a model with its options."""
+    plain = {
+        name: repr(value)
+        if isinstance(value, bool | int | float | NoneType)
+        else type(value).__name__
+        for name, value in options.items()
+    }
+    return Likeness(_rows_of(model, options), plain)
+
+
+def model_of(rows: Sequence[str]) -> Model:
+    """Return rows as a value for a store."""
+    told = rows
+    while len(packed := _packed(told)) > _MOST_PACKED:
+        told = told[: len(told) // 2]
+    return Model(packed=packed, count=len(rows))
+
+
+def difference(theirs: Model, rows: Sequence[str]) -> tuple[str, str]:
+    """Return the first row that differs, of their model and of these rows."""
+    unpacked = zlib.decompressobj().decompress(
+        base64.b85decode(theirs.packed), _MOST_BYTES
+    )
+    told = unpacked.decode().splitlines()
+    for one, other in zip_longest(told, rows, fillvalue=""):
+        if not one and len(told) < theirs.count:
+            break
+        if one.partition("\t")[0] != other.partition("\t")[0]:
+            return _in_words(one), _in_words(other)
+    return f"something else after its first {len(told)} tensors", "none of it"
+
+
+def _rows_of(model: nn.Module, options: Mapping[str, object]) -> list[str]:
+    """Return a row for each tensor that DDP keeps alike: what it is, a tab, its name.
+
+    options are DDP's: without init_sync and broadcast_buffers, buffers are each rank's
+    own. So is what the model itself tells DDP to ignore.
+    """
+    ignored = getattr(model, "_ddp_params_and_buffers_to_ignore", ())
+    rows = [
+        f"{_kind(tensor)}{'' if tensor.requires_grad else ', frozen'}\tparameter {name}"
+        for name, tensor in model.named_parameters()
+        if name not in ignored
+    ]
+    if options.get("init_sync", True) or options.get("broadcast_buffers", True):
+        rows += [
+            f"{_kind(tensor)}\tbuffer {name}"
+            for name, tensor in model.named_buffers()
+            if name not in ignored
+        ]
+    return rows
+
+
+def _packed(rows: Sequence[str]) -> str:
+    return base64.b85encode(zlib.compress("\n".join(rows).encode())).decode()
+
+
+def _in_words(row: str) -> str:
+    kind, _, name = row.partition("\t")
+    return f"{name} {kind}" if row else "no further one"
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    shape = "not initialised" if is_lazy(tensor) else str(tuple(tensor.shape))
+    return f"{shape} {str(tensor.dtype).removeprefix('torch.')}"

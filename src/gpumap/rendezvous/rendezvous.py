@@ -1,0 +1,238 @@
+"""The one store on which the ranks of a job meet, and on which nobody else does."""
+
+import itertools
+import os
+import secrets
+import socket
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from gpumap.errors import RollCallError
+from gpumap.mapping.launch import Launch, store_address
+from gpumap.rendezvous.fingerprint import Origin, difference, origin_of
+from gpumap.rendezvous.gloo_sockets import shut_down_to
+from gpumap.rendezvous.members import Stranger
+from gpumap.rendezvous.session_store import Board, Keys, TorchKeys
+from gpumap.rendezvous.store_client import Client, StoreLostError, open_files
+from gpumap.rendezvous.tcp import connect, foreign, listen
+
+__all__ = ["Meeting", "meet", "meet_in_group", "session_prefix"]
+
+# How long a store that has just been opened may take to say whose it is.
+_OWNER_SECONDS = 30.0
+# What a store needs to answer when nothing is wrong, on a machine that swaps.
+_MOST_PATIENCE = 20.0
+# What torch needs to connect where no name server answers.
+_SLOW_NAME_SECONDS = 60.0
+_NAME_THE_JOB = (
+    "Give each job its own MASTER_PORT. If this is one job, set GPUMAP_JOB_ID to the "
+    "same name on all of its ranks."
+)
+
+
+@dataclass
+class _Opened:
+    """A store that stays for the life of the process, and how often it was used.
+
+    Attributes:
+        store: torch's client of it, which the process group uses.
+        address: Where it is.
+        keeper: Who hosts it, in words.
+        server: The store itself, where this process hosts it.
+        rank_0s: Whether rank 0 hosts it.
+        sessions: How many sessions of this process used it.
+        cut: Whether torch's client has lost its connection.
+    """
+
+    store: dist.Store
+    address: tuple[str, int]
+    keeper: str
+    server: dist.TCPStore | None = None
+    rank_0s: bool = False
+    sessions: int = 0
+    cut: bool = False
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """A session's own part of a store.
+
+    Attributes:
+        store: The store, under this session's prefix, for torch.
+        prefix: What the session's keys begin with.
+        hosted: Whether this process hosts it, and so must leave last.
+        keeper: Who hosts it, in words.
+        rank_0s: Whether rank 0 does.
+        address: Where it is; None where it is not reached over TCP.
+    """
+
+    store: dist.Store
+    prefix: str
+    hosted: bool
+    keeper: str
+    rank_0s: bool = False
+    address: tuple[str, int] | None = None
+
+    def board(self, patience: float) -> Board:
+        """Return the session's keys, on a connection of their own.
+
+        patience is how many seconds the store may take for an answer, 20 at most.
+
+        Raises:
+            StoreLostError: It does not answer.
+        """
+        if self.address is None:
+            return Board(TorchKeys(self.store), "")
+        try:
+            keys = Client(*self.address, min(patience, _MOST_PATIENCE))
+        except OSError as error:
+            raise StoreLostError(str(error)) from None
+        return Board(keys, self.prefix)
+
+    def cut(self) -> None:
+        """End torch's own connections to the store, in which a thread may stand."""
+        for opened in _opened.values():
+            if opened.address == self.address:
+                host, port = opened.address
+                found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+                addresses = {str(address[0]) for *_, address in found}
+                opened.cut = True
+                shut_down_to(addresses, port, open_files())
+
+
+_opened: dict[tuple[str, int], _Opened] = {}
+_adopted = itertools.count(1)
+
+
+def meet(launch: Launch, seconds: float, environ: Mapping[str, str]) -> Meeting:
+    """Return the store for the next session of this process.
+
+    One process alone needs no port. On one machine, rank 0 listens on the loopback
+    address only; on several, on the master address only. Under torchrun its agent
+    listens. A store is kept for the life of the process, and each session on it has its
+    own prefix, so that ranks that are out of step never read an old session's keys.
+
+    Raises:
+        LaunchError: The master address or port is missing, or is not this host's.
+        RollCallError: Rank 0 does not answer in time, or another job does.
+        SessionError: Another program has the port.
+    """
+    if launch.world_size == 1:
+        return Meeting(dist.HashStore(), "", hosted=False, keeper="this process")
+    key = store_address(launch)
+    if key not in _opened:
+        _opened[key] = _open(launch, *key, seconds, environ)
+    opened = _opened[key]
+    if opened.cut:
+        opened.store, opened.cut = _torchs(*opened.address, seconds), False
+    opened.sessions += 1
+    # torchrun's store outlives the workers that it restarts.
+    restart = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    prefix = session_prefix(opened.sessions, restart)
+    return Meeting(
+        dist.PrefixStore(prefix, opened.store),
+        prefix,
+        hosted=opened.server is not None,
+        keeper=opened.keeper,
+        rank_0s=opened.rank_0s,
+        address=opened.address,
+    )
+
+
+def meet_in_group() -> Meeting:
+    """Return the store for the next session in a process group that exists already."""
+    store = dist.distributed_c10d._get_default_store()  # noqa: SLF001 - torch has no public way
+    prefix = f"gpumap/{next(_adopted)}"
+    keeper = "the process group's store"
+    own = dist.PrefixStore(prefix, store)
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    if not isinstance(store, dist.TCPStore):
+        return Meeting(own, "", hosted=False, keeper=keeper)
+    # What the group's keys begin with, torch does not tell; a name that all agree on
+    # stands for it.
+    name = own.compare_set("name", "", secrets.token_hex(8)).decode()
+    return Meeting(
+        own,
+        f"gpumap/{name}",
+        hosted=False,
+        keeper=keeper,
+        address=(store.host, store.port),
+    )
+
+
+def session_prefix(session: int, restart: str = "0") -> str:
+    """Return what the keys of a process's n-th session on a store begin with."""
+    return f"gpumap/{restart}/{session}"
+
+
+def _open(
+    launch: Launch, host: str, port: int, seconds: float, environ: Mapping[str, str]
+) -> _Opened:
+    tells = launch.local_rank in (0, None) or launch.rank == 1
+    if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        address = (launch.master_addr or host, port)
+        connect(*address, seconds, tells=tells).close()
+        agent = f"{launch.launcher}, which hosts the store,"
+        return _Opened(_torchs(*address, seconds), address, agent)
+    origin = origin_of(launch)
+    listener = listen(host, port, launch) if launch.rank == 0 else None
+    if listener is not None:
+        server = dist.TCPStore(
+            host,
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=max(seconds, _SLOW_NAME_SECONDS)),
+            master_listen_fd=listener.detach(),
+        )
+        with closing(Client(host, port, min(seconds, _MOST_PATIENCE))) as keys:
+            Board(keys, "gpumap").write("owner", origin)
+        return _Opened(server, (host, port), "this process", server, rank_0s=True)
+    with closing(connect(host, port, seconds, tells=tells)) as keys:
+        owner = _owner(keys, origin, host, port, seconds)
+    keeper = f"{owner}, which hosts the store,"
+    return _Opened(_torchs(host, port, seconds), (host, port), keeper, rank_0s=True)
+
+
+def _torchs(host: str, port: int, seconds: float) -> dist.TCPStore:
+    """Return torch's own client of a store that is known to answer.
+
+    It looks up a name first, which takes long where no name server answers.
+    """
+    return dist.TCPStore(
+        host,
+        port,
+        is_master=False,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=max(seconds, _SLOW_NAME_SECONDS)),
+    )
+
+
+def _owner(keys: Keys, mine: Origin, host: str, port: int, seconds: float) -> Origin:
+    """Return who hosts a store; leave one of another job without touching it."""
+    try:
+        owner = Board(keys, "gpumap").wait(
+            "owner", Origin, min(seconds, _OWNER_SECONDS)
+        )
+    except (StoreLostError, RollCallError):
+        owner = None
+    if owner is None:
+        raise foreign(host, port)
+    unlike = difference(owner, mine)
+    if unlike is None:
+        return owner
+    seen = f"There is {owner}, here is {mine}; {unlike}."
+    # So that the owner, should it wait for this rank in vain, can say why.
+    Board(keys, session_prefix(1)).claim(f"stranger/{mine.rank}", Stranger(seen=seen))
+    raise RollCallError(
+        f"another job answers at {host}:{port}.", seen, _NAME_THE_JOB, (mine.rank,)
+    )
+
+
+# A forked child meets anew, on connections of its own.
+os.register_at_fork(after_in_child=_opened.clear)

@@ -1,0 +1,243 @@
+"""Every rank says who it is and which device it claims; all agree, or all fail alike.
+
+Each rank makes the same few requests of the store, whatever the world size:
+
+    rank/R      compare_set: who is rank R
+    device/D    compare_set: who trains on device D
+    rehearsal/N compare_set: who says which machine node N pretends, in a rehearsal
+    terms       compare_set: what the first to arrive takes for granted
+    model       set: what its model consists of
+    present     add: how many have claimed; the last one writes the verdict
+    verdict     compare_set: "go", or the one error that every rank raises
+    settling    compare_set: who finds out which ranks are missing
+    stranger/R  compare_set: who came as rank R and left, as of another job
+    told        add: how many have read an error, all but the store's host
+    all told    set: all of them have
+"""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+from gpumap.errors import RollCallError
+from gpumap.rendezvous.members import Member, Signed, Stranger, Terms, named
+from gpumap.rendezvous.messages import Reminder
+from gpumap.rendezvous.model_digest import Model, difference, model_of
+from gpumap.rendezvous.procfs import is_gone, is_halted
+from gpumap.rendezvous.session_store import Board
+from gpumap.rendezvous.verdict import (
+    Verdict,
+    cannot_start,
+    claimed_twice,
+    disagreement,
+    gone,
+    machines_differ,
+    missing,
+    models_differ,
+    one_device,
+    took_too_long,
+)
+
+__all__ = ["answer", "roll_call"]
+
+log = logging.getLogger("gpumap")
+
+# How long the store's host stays after an error, so that the others hear of it.
+_STAY_SECONDS = 30.0
+# How long the verdict may take once the time is up and one rank is writing it.
+_SETTLE_SECONDS = 10.0
+_MOST_NAMED = 20
+# How long one rank may ask after the others, one by one.
+_ASK_SECONDS = 2.0
+
+
+def roll_call(
+    board: Board,
+    me: Member,
+    terms: Terms,
+    seconds: float,
+    *,
+    hosted: bool,
+    rows: Sequence[str] = (),
+    neighbours: Iterable[int] = (),
+    elsewhere: bool = False,
+    node: int | None = None,
+    remark: str = "",
+) -> None:
+    """Return once every rank is there, each with its own rank and its own device.
+
+    rows are the model's, where there is one; neighbours are the ranks of this node,
+    whose processes this one looks after while it waits. Where no rank hosts the store,
+    it is elsewhere, and the first rank to wait long says who is awaited. node is this
+    rank's, where its number is known. remark is why ranks may be missing, where this
+    one has an idea.
+
+    Raises:
+        RollCallError: A rank or a device is claimed twice, ranks disagree on the terms,
+            a rank could not start or died, or ranks are missing when the seconds have
+            passed. Every rank that is there raises the same.
+    """
+    deadline = time.monotonic() + seconds
+    wrong = _wrong(board, me, terms, rows, node)
+    if wrong is not None and board.claim("verdict", wrong).error is None:
+        # The others have started without this process: it was one too many.
+        raise RollCallError(wrong.happened, wrong.seen, wrong.hint, wrong.ranks)
+    if wrong is None and board.count("present") == terms.world_size:
+        board.claim("verdict", Verdict())
+
+    def tells() -> bool:
+        return hosted or (elsewhere and board.claim("speaker", me) == me)
+
+    watch = _Watch(
+        board, me, terms.world_size, deadline, neighbours, tells=tells, remark=remark
+    )
+    left = max(deadline - time.monotonic(), 0.0)
+    verdict = board.wait("verdict", Verdict, left, watch.look)
+    if verdict is None:
+        verdict = _settle(board, me, terms.world_size, seconds, remark)
+    if verdict.error is not None:
+        others = terms.world_size - 1 - verdict.absent
+        stay = deadline - time.monotonic()
+        _let_others_hear(board, others, stay, hosted=hosted)
+        raise verdict.error
+
+
+def answer(
+    board: Board,
+    rank: int,
+    world_size: int,
+    error: BaseException,
+    seconds: float,
+    *,
+    hosted: bool,
+) -> None:
+    """Tell the others that this rank cannot start, so that nobody waits for it."""
+    board.claim("verdict", cannot_start(rank, error))
+    _let_others_hear(board, world_size - 1, seconds, hosted=hosted)
+
+
+def _wrong(
+    board: Board, me: Member, terms: Terms, rows: Sequence[str], node: int | None
+) -> Verdict | None:
+    """Claim this rank and its device; return what stands against it."""
+    holder = board.claim(f"rank/{me.rank}", me)
+    if holder != me:
+        return claimed_twice(holder, me)
+    first = board.claim("terms", Signed(member=me, terms=terms))
+    if first.member == me and rows:
+        board.write("model", model_of(rows))
+    if names := terms.different(first.terms):
+        return disagreement(first, me, terms, names[0])
+    if first.terms.model != terms.model:
+        model = board.wait("model", Model, _SETTLE_SECONDS)
+        parts = ("another", "another") if model is None else difference(model, rows)
+        return models_differ(first.member, me, parts)
+    if me.rehearsal and node is not None:
+        other = board.claim(f"rehearsal/{node}", me)
+        if other.rehearsal != me.rehearsal:
+            return machines_differ(other, me)
+    if me.identity is None:
+        return None
+    holder = board.claim(f"device/{me.identity}", me)
+    return None if holder == me else one_device(holder, me, me.identity.name)
+
+
+class _Watch:
+    """What a rank that waits for the verdict looks after meanwhile."""
+
+    def __init__(
+        self,
+        board: Board,
+        me: Member,
+        world_size: int,
+        deadline: float,
+        neighbours: Iterable[int],
+        *,
+        tells: Callable[[], bool],
+        remark: str,
+    ) -> None:
+        self._board = board
+        self._world_size = world_size
+        self._deadline = deadline
+        self._unseen = deque(rank for rank in neighbours if rank != me.rank)
+        self._seen: list[Member] = []
+        self._tells = tells
+        self._remark = remark
+        self._reminder = Reminder()
+
+    def look(self) -> None:
+        """Tell all of a neighbour that has gone; say now and then who is awaited."""
+        # Not all at once: a wait asks the store a few times a second at most.
+        if self._unseen and self._board.has(f"rank/{self._unseen[0]}"):
+            key = f"rank/{self._unseen.popleft()}"
+            self._seen.append(self._board.read(key, Member))
+        self._unseen.rotate(-1)
+        for member in self._seen:
+            if is_gone(member.pid, member.pid_space):
+                self._board.claim("verdict", gone(member))
+        if self._reminder.due() and self._tells():
+            absent, count = _missing(self._board, self._world_size)
+            log.warning(
+                "%s of %d not here yet; waiting for %.0f s more%s",
+                named(absent, count) if count else "the verdict",
+                self._world_size,
+                max(self._deadline - time.monotonic(), 0.0),
+                f". {self._remark}" if self._remark else "",
+            )
+
+
+def _settle(
+    board: Board, me: Member, world_size: int, seconds: float, remark: str
+) -> Verdict:
+    """Name who is missing; one rank counts, the others read what it wrote."""
+    if board.claim("settling", me) == me:
+        absent, count = _missing(board, world_size)
+        if count:
+            key = f"stranger/{absent[0] if absent else None}"
+            stranger = board.read(key, Stranger) if board.has(key) else None
+            verdict = missing(absent, count, world_size, seconds, stranger, remark)
+            return board.claim("verdict", verdict)
+        if halted := _halted(board, world_size):
+            return board.claim("verdict", gone(halted))
+    late = board.wait("verdict", Verdict, min(seconds, _SETTLE_SECONDS))
+    return took_too_long(world_size, seconds) if late is None else late
+
+
+def _missing(board: Board, world_size: int) -> tuple[tuple[int, ...], int]:
+    """Return the first ranks that have not come, and how many there are.
+
+    In a large world not all can be asked for, one by one; those that have come are
+    counted.
+    """
+    first: list[int] = []
+    deadline = time.monotonic() + _ASK_SECONDS
+    for rank in range(world_size):
+        if len(first) == _MOST_NAMED or time.monotonic() > deadline:
+            left = world_size - board.count("present", 0)
+            return tuple(first), max(left, len(first))
+        if not board.has(f"rank/{rank}"):
+            first.append(rank)
+    return tuple(first), len(first)
+
+
+def _halted(board: Board, world_size: int) -> Member | None:
+    """Return a rank that claimed its device, and ended or was stopped since."""
+    deadline = time.monotonic() + _ASK_SECONDS
+    for rank in range(world_size):
+        if time.monotonic() > deadline:
+            break
+        member = board.read(f"rank/{rank}", Member)
+        if is_halted(member.pid, member.pid_space):
+            return member
+    return None
+
+
+def _let_others_hear(
+    board: Board, others: int, seconds: float, *, hosted: bool
+) -> None:
+    """Have others read the verdict before the store goes with its host."""
+    if hosted:
+        board.comes("all told", min(max(seconds, 1.0), _STAY_SECONDS))
+    elif board.count("told") == others:
+        board.write("all told", Verdict())

@@ -1,0 +1,181 @@
+"""What ranks tell each other over a store: short JSON, and no wait without end."""
+
+import json
+import time
+from collections.abc import Callable, Iterable
+from typing import Protocol, TypeVar
+
+import torch.distributed as dist
+
+from gpumap.errors import RollCallError
+from gpumap.mapping.base import Value
+from gpumap.rendezvous.messages import first_line, printable
+from gpumap.rendezvous.store_client import StoreLostError, readable
+
+__all__ = ["Board", "Keys", "TorchKeys"]
+
+T = TypeVar("T")
+V = TypeVar("V", bound=Value)
+
+# Longer than any value of ours; more is not ours to read.
+_MOST_BYTES = 65_536
+# How often a rank that waits looks after the others meanwhile.
+_LOOK_SECONDS = 1.0
+# How long to pause before asking again a store that cannot say when a key is written.
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.001, 0.25
+
+
+class Keys(Protocol):
+    """A store as gpumap uses it; what each method does is said at Client."""
+
+    def set(self, key: str, value: bytes) -> None: ...  # noqa: D102
+    def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes: ...  # noqa: D102
+    def get(self, key: str) -> bytes: ...  # noqa: D102
+    def add(self, key: str, by: int) -> int: ...  # noqa: D102
+    def check(self, key: str) -> bool: ...  # noqa: D102
+    def wait(  # noqa: D102
+        self, key: str, seconds: float | None, others: Iterable[int] = ()
+    ) -> bool: ...
+    def close(self) -> None: ...  # noqa: D102
+
+
+class TorchKeys:
+    """A store of torch's that is not reached over TCP: in this process, or a file."""
+
+    def __init__(self, store: dist.Store) -> None:
+        """Use a store that answers at once."""
+        self._store = store
+
+    def set(self, key: str, value: bytes) -> None:
+        """Write a key."""
+        _asked(lambda: self._store.set(key, value.decode()))
+
+    def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
+        """Write a key that holds what is expected; return what it holds now."""
+        return _asked(
+            lambda: self._store.compare_set(key, expected.decode(), desired.decode())
+        )
+
+    def get(self, key: str) -> bytes:
+        """Return what a key holds that is known to be written."""
+        return _asked(lambda: self._store.get(key))
+
+    def add(self, key: str, by: int) -> int:
+        """Add to a counter; return its new value."""
+        return _asked(lambda: self._store.add(key, by))
+
+    def check(self, key: str) -> bool:
+        """Tell whether a key was written."""
+        return _asked(lambda: self._store.check([key]))
+
+    def wait(self, key: str, seconds: float | None, others: Iterable[int] = ()) -> bool:
+        """Return True as soon as a key is written, as Client.wait does."""
+        deadline = None if seconds is None else time.monotonic() + seconds
+        files, pause = list(others), _SHORTEST_PAUSE
+        while not self.check(key):
+            if deadline is not None:
+                pause = min(pause, deadline - time.monotonic())
+            if pause <= 0 or readable(files, pause):
+                return False
+            pause = min(2 * pause, _LONGEST_PAUSE)
+        return True
+
+    def close(self) -> None:
+        """Leave the store, which is not gpumap's, as it is."""
+
+
+def _asked(call: Callable[[], T]) -> T:
+    try:
+        return call()
+    except dist.DistError as error:
+        raise StoreLostError(first_line(error)) from None
+
+
+class Board:
+    """The keys of one session on a store."""
+
+    def __init__(self, keys: Keys, prefix: str) -> None:
+        """Use the keys that begin with a prefix.
+
+        A store that did not answer once is not asked again.
+        """
+        self._keys = keys
+        self._prefix = prefix
+        self._lost: StoreLostError | None = None
+
+    def close(self) -> None:
+        """End the connection to the store."""
+        self._keys.close()
+
+    def claim(self, key: str, value: V) -> V:
+        """Write a key that nobody has written yet; return who holds it now."""
+        text = value.model_dump_json().encode()
+        held = self._ask(lambda: self._keys.compare_set(self._at(key), b"", text))
+        return self._parse(key, held, type(value))
+
+    def write(self, key: str, value: Value) -> None:
+        """Write a key that is this rank's to write."""
+        text = value.model_dump_json().encode()
+        self._ask(lambda: self._keys.set(self._at(key), text))
+
+    def count(self, key: str, by: int = 1) -> int:
+        """Add to a counter; return its new value."""
+        return self._ask(lambda: self._keys.add(self._at(key), by))
+
+    def has(self, key: str) -> bool:
+        """Tell whether a key was written."""
+        return self._ask(lambda: self._keys.check(self._at(key)))
+
+    def read(self, key: str, kind: type[V]) -> V:
+        """Return the value of a key that is known to be written."""
+        return self._parse(key, self._ask(lambda: self._keys.get(self._at(key))), kind)
+
+    def comes(
+        self, key: str, seconds: float | None, others: Iterable[int] = ()
+    ) -> bool:
+        """Return True as soon as a key is written, as Client.wait does."""
+        return self._ask(lambda: self._keys.wait(self._at(key), seconds, others))
+
+    def wait(
+        self,
+        key: str,
+        kind: type[V],
+        seconds: float,
+        look: Callable[[], object] = lambda: None,
+    ) -> V | None:
+        """Return a key's value once it is written; None if that takes too long.
+
+        look is called every second meanwhile.
+        """
+        deadline = time.monotonic() + seconds
+        while True:
+            left = max(deadline - time.monotonic(), 0.0)
+            if self.comes(key, min(left, _LOOK_SECONDS)):
+                return self.read(key, kind)
+            if left <= _LOOK_SECONDS:
+                return None
+            look()
+
+    def _at(self, key: str) -> str:
+        return f"{self._prefix}/{key}"
+
+    def _ask(self, call: Callable[[], T]) -> T:
+        if self._lost is not None:
+            raise self._lost
+        try:
+            return call()
+        except StoreLostError as error:
+            self._lost = error
+            raise
+
+    def _parse(self, key: str, text: bytes, kind: type[V]) -> V:
+        if len(text) <= _MOST_BYTES:
+            try:
+                return kind.model_validate(printable(json.loads(text)))
+            except Exception:  # noqa: BLE001, S110 - whatever it is, it is not ours
+                pass
+        raise RollCallError(
+            f"the store holds something under {key} that gpumap did not write.",
+            f"{len(text)} bytes: {text[:60]!r}.",
+            "Another program uses this address; choose another MASTER_PORT.",
+        )

@@ -1,0 +1,174 @@
+"""Listening at one address only, and finding who listens there."""
+
+import errno
+import logging
+import socket
+import time
+
+import torch.distributed as dist
+
+from gpumap.errors import LaunchError, RollCallError, SessionError
+from gpumap.mapping.launch import LOOPBACK, Launch
+from gpumap.rendezvous.interfaces import addresses, is_loopback
+from gpumap.rendezvous.messages import Reminder
+from gpumap.rendezvous.store_client import Client, StoreLostError
+
+__all__ = ["connect", "foreign", "listen", "store_on_loopback"]
+
+log = logging.getLogger("gpumap")
+
+# A store answers a greeting at once, if its process is not stopped.
+_GREETING_SECONDS = 6.0
+_GREETINGS = 2
+# A cluster's name service can lag behind the pods that it names.
+_NAME_SECONDS = 30.0
+
+
+def listen(host: str, port: int, launch: Launch) -> socket.socket | None:
+    """Listen on this one address; None where somebody already does.
+
+    Where it is loopback for this host alone, and ranks of other nodes are to come,
+    listen on every interface.
+    """
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM
+        )[0]
+    except OSError as error:
+        raise _not_found(host, error) from None
+    if is_loopback(str(address[0])) and _others_come(host, launch):
+        log.warning(
+            "MASTER_ADDR %s is loopback (%s) on rank 0's own host, where other nodes "
+            "cannot come: the store listens on every interface. To have it on one, set "
+            "MASTER_ADDR to its address%s",
+            *(launch.master_addr, address[0], _own_addresses(": {}")),
+        )
+        both = socket.has_dualstack_ipv6()
+        family, address = (socket.AF_INET6 if both else socket.AF_INET), ("", port)
+    listener = socket.socket(family, kind)
+    if address[0] == "" and family == socket.AF_INET6:
+        listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+        listener.listen(socket.SOMAXCONN)
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            return None
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise LaunchError(
+                f"MASTER_ADDR {host} is not an address of {socket.gethostname()}, "
+                "where rank 0 runs.",
+                f"{launch.launcher}: rank 0 cannot listen on {address[0]}."
+                + _own_addresses(" Its addresses are {}."),
+                "Set MASTER_ADDR to one of rank 0's host on every rank. If the others "
+                f"do reach rank 0 through {host} (a service, NAT, a container's host), "
+                "set MASTER_ADDR=0.0.0.0 on rank 0 alone: it then listens on every "
+                "interface.",
+                ("MASTER_ADDR",),
+            ) from None
+        raise SessionError(
+            f"rank 0 cannot listen on {host}:{port}.",
+            f"{error.strerror}.",
+            "Choose another MASTER_PORT.",
+        ) from None
+    return listener
+
+
+def _others_come(host: str, launch: Launch) -> bool:
+    """Tell whether ranks of other hosts are to reach an address that is loopback here.
+
+    Where the sizes do not say, localhost means what it says; another name need not.
+    """
+    return launch.several_nodes or not (launch.one_node or host in LOOPBACK.values())
+
+
+def _own_addresses(sentence: str) -> str:
+    """Return a sentence with this host's addresses, if it has any."""
+    found = ", ".join(f"{address} ({name})" for name, address in addresses())
+    return sentence.format(found) if found else ""
+
+
+def store_on_loopback() -> tuple[dist.TCPStore, int]:
+    """Host a store on loopback, on a port that the kernel picks and nobody guesses."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(socket.SOMAXCONN)
+        port = int(listener.getsockname()[1])
+        store = dist.TCPStore(
+            "127.0.0.1",
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        )
+    return store, port
+
+
+def connect(host: str, port: int, seconds: float, *, tells: bool = False) -> Client:
+    """Connect to rank 0's store as soon as it is there.
+
+    A port that is open can close again before the store has answered, when another job
+    ends; then this waits on for rank 0. One that stays open and silent is foreign.
+    tells says whether to log that rank 0 is awaited.
+    """
+    reminder = Reminder()
+    deadline = reminder.began + seconds
+    refused, pause = 0, 0.01
+    while True:
+        left = deadline - time.monotonic()
+        try:
+            return Client(host, port, max(min(left, _GREETING_SECONDS), 0.1))
+        except StoreLostError:
+            refused += 1
+            if refused == _GREETINGS or left < 0:
+                raise foreign(host, port) from None
+        except OSError as error:
+            waited = time.monotonic() - reminder.began
+            unknown = isinstance(error, socket.gaierror)
+            if unknown and (waited > _NAME_SECONDS or left <= pause):
+                raise _not_found(host, error) from None
+            if left <= pause:
+                raise _no_rank_0(host, port, waited, error) from None
+            if tells and reminder.due():
+                log.warning(
+                    "rank 0 has not opened its store at %s:%d yet (%s); "
+                    "waiting for %.0f s more",
+                    *(host, port, error.strerror or error, left),
+                )
+        time.sleep(pause)
+        pause = min(2 * pause, 0.25)
+
+
+def _no_rank_0(host: str, port: int, waited: float, error: OSError) -> RollCallError:
+    hint = (
+        "See whether rank 0 was started and what it says; then check MASTER_ADDR, "
+        "MASTER_PORT and the firewall between the hosts."
+    )
+    if host in LOOPBACK:
+        hint += f" From another host than rank 0's, {host} leads nowhere."
+    return RollCallError(
+        f"rank 0 did not open its store at {host}:{port} within {waited:.0f} s.",
+        f"The last answer was: {error}.",
+        hint,
+        (0,),
+    )
+
+
+def foreign(host: str, port: int) -> SessionError:
+    """Return the error for a port where something else than rank 0's store listens."""
+    return SessionError(
+        f"port {port} on {host} belongs to another program.",
+        "It does not answer as rank 0's store does; so would a rank 0 that is stopped.",
+        "Choose another MASTER_PORT, the same on every rank.",
+    )
+
+
+def _not_found(host: str, error: OSError) -> LaunchError:
+    return LaunchError(
+        f"the host name {host!r} in MASTER_ADDR is not known here.",
+        f"{socket.gethostname()}: {error.strerror or error}.",
+        "Set MASTER_ADDR to a name or an address that every rank's host can look up.",
+        ("MASTER_ADDR",),
+    )

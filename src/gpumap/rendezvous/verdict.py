@@ -1,0 +1,197 @@
+"""What the roll call can end with, in words: go, or one error for all ranks."""
+
+import os
+import socket
+from collections.abc import Sequence
+
+from gpumap.errors import GpumapError, RollCallError
+from gpumap.mapping.base import Value
+from gpumap.rendezvous.members import KIND, Member, Signed, Stranger, Terms, named
+from gpumap.rendezvous.messages import described
+from gpumap.rendezvous.procfs import state_of
+
+__all__ = [
+    "Verdict",
+    "cannot_start",
+    "claimed_twice",
+    "disagreement",
+    "gone",
+    "machines_differ",
+    "missing",
+    "models_differ",
+    "one_device",
+    "took_too_long",
+]
+
+# So that three texts fit into one value.
+_MOST_CHARACTERS = 2000
+
+
+class Verdict(Value):
+    """The answer for all ranks; go when there is no error.
+
+    Attributes:
+        happened: What is wrong.
+        seen: What shows it.
+        hint: What to change.
+        ranks: Which ranks it is about.
+        absent: How many ranks will not come to hear it.
+    """
+
+    happened: str = ""
+    seen: str = ""
+    hint: str = ""
+    ranks: tuple[int, ...] = ()
+    absent: int = 0
+
+    @property
+    def error(self) -> RollCallError | None:
+        """The error that every rank raises."""
+        if not self.happened:
+            return None
+        return RollCallError(self.happened, self.seen, self.hint, self.ranks)
+
+
+def claimed_twice(holder: Member, me: Member) -> Verdict:
+    """Say that two processes claim one rank."""
+    return Verdict(
+        happened=f"rank {me.rank} is claimed twice: by pid {holder.pid} on "
+        f"{holder.hostname} and by pid {me.pid} on {me.hostname}.",
+        seen=f"{holder.device} and {me.device}.",
+        hint="Start each rank once: look for a launcher inside a launcher "
+        "(mp.spawn under srun or torchrun), a script started twice, or two jobs "
+        "with one MASTER_PORT.",
+        ranks=(me.rank,),
+    )
+
+
+def one_device(holder: Member, me: Member, name: str) -> Verdict:
+    """Say that two ranks claim one device, of this name."""
+    pair = tuple(sorted((holder.rank, me.rank)))
+    seen = f"{holder} calls it {holder.device}; {me} calls it {me.device}."
+    hint = me.hint
+    if holder.hostname == me.hostname and holder.scores != me.scores:
+        seen += (
+            f" Rank {holder.rank} scored {_short(holder.scores)}; "
+            f"rank {me.rank} scored {_short(me.scores)}."
+        )
+        hint = (
+            "The scores changed while the ranks looked: let them depend on what does "
+            "not change, or work them out once, before the ranks start, and give all "
+            "the same numbers."
+        )
+    return Verdict(
+        happened=f"rank {pair[0]} and rank {pair[1]} are both on one device, {name}.",
+        seen=seen,
+        hint=hint,
+        ranks=pair,
+    )
+
+
+def disagreement(first: Signed, me: Member, terms: Terms, name: str) -> Verdict:
+    """Say what two ranks have otherwise than each other, their models left out."""
+    theirs, mine = first.terms.in_words(), terms.in_words()
+    if name == KIND and "cpu" in (first.terms.kind, terms.kind):
+        return _half_on_cpu(first.member, me)
+    values = [values.get(name, "not given") for values in (theirs, mine)]
+    return Verdict(
+        happened=f"the ranks disagree on {name}: {first.member} has {values[0]}, {me} "
+        f"has {values[1]}.",
+        hint=f"Give every rank the same {name}.",
+        ranks=(first.member.rank, me.rank),
+    )
+
+
+def _half_on_cpu(one: Member, other: Member) -> Verdict:
+    """Say that one of two ranks sees no accelerator, or wants none."""
+    on_cpu, on_device = (one, other) if one.sight else (other, one)
+    return Verdict(
+        happened=f"{on_cpu} trains on the CPU, and {on_device} on {on_device.device}.",
+        seen=f"On rank {on_cpu.rank}: {on_cpu.sight}",
+        hint=f"Let rank {on_cpu.rank} see a device of its own, or let every rank train "
+        'on the CPU with device="cpu".',
+        ranks=tuple(sorted((one.rank, other.rank))),
+    )
+
+
+def machines_differ(one: Member, other: Member) -> Verdict:
+    """Say that two ranks of a node pretend different machines."""
+    return Verdict(
+        happened=f"the ranks of one node pretend different machines: {one} pretends "
+        f"{_short(one.rehearsal)}, {other} {_short(other.rehearsal)}.",
+        hint="Set GPUMAP_REHEARSAL alike on all ranks of a node; one file may describe "
+        "several nodes.",
+        ranks=(one.rank, other.rank),
+    )
+
+
+def models_differ(first: Member, me: Member, parts: tuple[str, str]) -> Verdict:
+    """Say what the models of two ranks have otherwise than each other."""
+    return Verdict(
+        happened=f"the ranks' models differ: {first} has {parts[0]}, {me} has "
+        f"{parts[1]}.",
+        hint="Build the same model on every rank, from the same arguments.",
+        ranks=(first.rank, me.rank),
+    )
+
+
+def cannot_start(rank: int, error: BaseException) -> Verdict:
+    """Say that a rank, this process's, has an error of its own."""
+    happened, seen, hint = described(error), "", ""
+    if isinstance(error, GpumapError):
+        happened, seen, hint = error.happened, error.seen, error.hint
+    return Verdict(
+        happened=f"rank {rank} (pid {os.getpid()} on {socket.gethostname()}) "
+        f"cannot start: {_short(happened)}",
+        seen=_short(seen),
+        hint=_short(hint),
+        ranks=(rank,),
+    )
+
+
+def gone(member: Member) -> Verdict:
+    """Say that a rank came, and ended or was stopped before all had come."""
+    return Verdict(
+        happened=f"{member}, on {member.device}, did not stay for the roll call: "
+        f"{state_of(member.pid, member.pid_space)}.",
+        hint="It failed, or did not wait as long as the others: see what it said last.",
+        ranks=(member.rank,),
+        absent=1,
+    )
+
+
+def missing(
+    ranks: Sequence[int],
+    count: int,
+    world_size: int,
+    seconds: float,
+    stranger: Stranger | None,
+    remark: str,
+) -> Verdict:
+    """Say that so many ranks, these first, did not come in time, and why perhaps."""
+    return Verdict(
+        happened=f"{named(ranks, count)} of {world_size} did not come within "
+        f"{seconds:g} s.",
+        seen=f"{world_size - count} of {world_size} ranks are there."
+        + (f" One came and left as another job's. {stranger.seen}" if stranger else ""),
+        hint="If it is of this job after all, set GPUMAP_JOB_ID alike on all ranks."
+        if stranger
+        else remark
+        or "See whether these processes were started, and what they say. "
+        "start_timeout=… gives slow ones more time.",
+        ranks=tuple(ranks),
+        absent=count,
+    )
+
+
+def took_too_long(world_size: int, seconds: float) -> Verdict:
+    """Say that no verdict was written in time."""
+    return Verdict(
+        happened=f"the roll call of {world_size} ranks took more than {seconds:g} s.",
+        hint="See what the other ranks say.",
+        absent=world_size - 1,
+    )
+
+
+def _short(text: str) -> str:
+    return text[:_MOST_CHARACTERS].encode(errors="backslashreplace").decode()

@@ -1,0 +1,317 @@
+"""What a session needs to know before it meets the others: all this rank's own."""
+
+import logging
+import multiprocessing
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed.constants import default_pg_timeout
+
+from gpumap.detect.hardware import detect_node
+from gpumap.detect.launchers import detect_launch, launched_on
+from gpumap.detect.limits import files_of_session, refuse_few_files
+from gpumap.detect.rehearsal import REHEARSAL
+from gpumap.errors import DeviceError, LaunchError, SessionError
+from gpumap.mapping.devices import Node
+from gpumap.mapping.diagnostics import advice, idle_devices
+from gpumap.mapping.launch import Launch
+from gpumap.mapping.placement import (
+    Placement,
+    can_share,
+    devices_here,
+    place,
+    refuse_conflicts,
+)
+from gpumap.mapping.policy import Choice, Gpus, Scores, Strategy, pool_named
+from gpumap.mapping.seconds import seconds_of, start_seconds
+from gpumap.mapping.strategies import allowed_devices, pool_of
+from gpumap.mapping.visibility import doubt
+
+__all__ = [
+    "Asked",
+    "Prepared",
+    "launch_of_group",
+    "prepare",
+    "refuse_without_a_rank",
+]
+
+log = logging.getLogger("gpumap")
+
+_KNOWN_BACKENDS = ("gloo", "nccl", "mpi", "ucc", "xccl")
+# Of devices that only other builds of torch know, for rehearsals.
+_BACKENDS = {"npu": "hccl", "hpu": "hccl", "xpu": "xccl", "cuda": "nccl"}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The arguments of a session, as the user wrote them.
+
+    Raises:
+        SessionError: A time is no positive number of seconds.
+    """
+
+    strategy: Strategy | None = None
+    gpus: Gpus | None = None
+    scores: Scores | None = None
+    device: str = "auto"
+    backend: str | None = None
+    timeout: float | timedelta | None = None
+    start_timeout: float | timedelta = 300.0
+    end_timeout: float | timedelta = 86_400.0
+    oversubscribe: bool = False
+    launch: Launch | None = None
+    node: Node | None = None
+    environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+
+    def __post_init__(self) -> None:
+        """Check the times at once, before anything waits for them."""
+        start_seconds("start_timeout", self.start_timeout, self.environ)
+        seconds_of("end_timeout", self.end_timeout)
+        if self.timeout is not None:
+            seconds_of("timeout", self.timeout)
+
+    def check_types(self) -> None:
+        """Check what a type checker would have found.
+
+        Raises:
+            SessionError: An argument is of another type than its own.
+        """
+        for name, kind in (
+            ("device", str),
+            ("backend", str),
+            ("launch", Launch),
+            ("node", Node),
+        ):
+            value = getattr(self, name)
+            optional = name != "device"
+            if not isinstance(value, kind) and not (optional and value is None):
+                raise SessionError(
+                    f"{name}={value!r} is a {type(value).__name__}.",
+                    "",
+                    f"Pass a {kind.__name__}"
+                    + (
+                        ", or leave it out." if optional else ': "auto", "cuda", "cpu".'
+                    ),
+                )
+
+    @property
+    def pool(self) -> Gpus | None:
+        """The devices named by the session, or else by the environment."""
+        return pool_named(self.gpus, {} if self.device == "cpu" else self.environ)
+
+    @property
+    def start_seconds(self) -> float:
+        """How long the ranks have to come together."""
+        return start_seconds("start_timeout", self.start_timeout, self.environ)
+
+    @property
+    def end_seconds(self) -> float:
+        """How long the ranks have to come to the end after the first one."""
+        return seconds_of("end_timeout", self.end_timeout)
+
+    @property
+    def group_timeout(self) -> timedelta | None:
+        """How long a collective may take; None for torch's own default."""
+        if self.timeout is None:
+            return None
+        return timedelta(seconds=seconds_of("timeout", self.timeout))
+
+    @property
+    def group_seconds(self) -> float:
+        """The same in seconds."""
+        return (self.group_timeout or default_pg_timeout).total_seconds()
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """This rank's own part, ready.
+
+    Attributes:
+        choice: The strategy and its inputs, checked.
+        node: The host and its devices, pretended in a rehearsal.
+        placement: Where this rank belongs.
+        device: The torch device to use; the CPU in a rehearsal.
+        backend: What a process group on the placement's device uses.
+        rehearsal: The machine pretended, if one is.
+    """
+
+    choice: Choice
+    node: Node
+    placement: Placement
+    device: torch.device
+    backend: str
+    rehearsal: str | None
+
+    @property
+    def can_share(self) -> bool:
+        """Whether the backend lets two ranks use one device."""
+        return can_share(self.backend)
+
+    @property
+    def backend_in_use(self) -> str:
+        """The process group's backend; gloo in a rehearsal."""
+        return "gloo" if self.rehearsal else self.backend
+
+
+def prepare(asked: Asked, launch: Launch) -> Prepared:
+    """Find the node, place this rank, check its neighbours, make its device current.
+
+    Raises:
+        DeviceError: A device is asked for that is not there.
+        PlacementError: The placement is impossible, as far as one rank can see.
+    """
+    choice = Choice.of(
+        asked.strategy, asked.pool, asked.scores, oversubscribe=asked.oversubscribe
+    )
+    rehearsal = asked.environ.get(REHEARSAL) or None
+    node = _node(asked, launch)
+    if asked.launch is None:
+        launch = launched_on(node, launch, asked.environ)
+    placement = place(
+        launch,
+        node,
+        choice.strategy,
+        gpus=choice.gpus,
+        scores=choice.scores,
+        oversubscribe=choice.oversubscribe,
+    )
+    backend = asked.backend or _default_backend(placement.device.kind, rehearsal)
+    refuse_conflicts(placement, node, choice, backend)
+    if (launch.local_rank or 0) == 0 and placement.device.kind != "cpu":
+        _advise(choice, launch, node)
+    # Of a mask that all have, one rank tells; of one of its own, each.
+    own = launch.devices_bound or not node.devices
+    tells = (own or (launch.local_rank or 0) == 0) and asked.device != "cpu"
+    if tells and (slip := doubt(node, asked.environ)):
+        log.warning("%s", slip)
+    device = _torch_device(placement, rehearsal)
+    if rehearsal is None:
+        _refuse_a_missing_backend(backend)
+    if launch.world_size > 1 and "gloo" in (backend, rehearsal and "gloo"):
+        agent = asked.environ.get("TORCHELASTIC_USE_AGENT_STORE")
+        hosts = launch.rank == 0 and not agent
+        who = f"rank {launch.rank} of {launch.world_size}"
+        refuse_few_files(who, files_of_session(launch.world_size, hosts=hosts))
+    if device.type != "cpu":
+        # Before anything else, so that no later step opens a context on device 0.
+        torch.accelerator.set_device_index(device.index)
+    return Prepared(choice, node, placement, device, backend, rehearsal)
+
+
+def launch_of_group(asked: Asked) -> Launch:
+    """Return the launch of a process whose process group exists already.
+
+    Raises:
+        SessionError: The environment says another rank or world size.
+    """
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    launch = asked.launch or detect_launch(asked.environ)
+    if (launch.rank, launch.world_size) == (rank, world_size):
+        return launch
+    if asked.launch is None and launch.launcher == "single process":
+        return Launch(launcher="process group", rank=rank, world_size=world_size)
+    raise SessionError(
+        f"the process group says rank {rank} of {world_size}, {launch.launcher} says "
+        f"rank {launch.rank} of {launch.world_size}.",
+        "torch.distributed was initialised before the session.",
+        "Let gpumap initialise it, or pass launch=gpumap.Launch(…) with its numbers.",
+    )
+
+
+def refuse_without_a_rank(launch: Launch, environ: Mapping[str, str]) -> None:
+    """Refuse a process of multiprocessing that is to meet others, and has no rank.
+
+    Each of torch.multiprocessing.spawn's processes gets its rank as an argument; where
+    only the address is set, each believes to be alone, on the first device.
+
+    Raises:
+        LaunchError: It would be a world of one.
+    """
+    address = [environ.get(name) for name in ("MASTER_ADDR", "MASTER_PORT")]
+    if (
+        launch.launcher != "single process"
+        or multiprocessing.parent_process() is None
+        or not all(address)
+        or environ.get("GPUMAP_LAUNCHER")
+    ):
+        return
+    raise LaunchError(
+        "this process has an address to meet others at, and no rank.",
+        f"Multiprocessing started it; MASTER_ADDR={address[0]!r}, "
+        f"MASTER_PORT={address[1]!r}, and RANK and WORLD_SIZE are not set.",
+        "Start the function by gpumap.spawn(function, …), which sets all of it; or set "
+        "RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE beside the address, out of "
+        "the rank that mp.spawn passes. If it is alone, unset the address, or set "
+        "GPUMAP_LAUNCHER=none.",
+        ("RANK", "WORLD_SIZE"),
+    )
+
+
+def _node(asked: Asked, launch: Launch) -> Node:
+    if asked.device == "cpu" and asked.gpus is not None:
+        raise DeviceError(
+            f'device="cpu" and gpus={asked.gpus!r} contradict each other.',
+            "",
+            "Leave one of them out.",
+        )
+    if asked.node is not None:
+        return asked.node
+    return detect_node(asked.device, asked.environ, launch)
+
+
+def _advise(choice: Choice, launch: Launch, node: Node) -> None:
+    if idle := idle_devices(launch, pool_of(choice, launch, node), node):
+        log.log(logging.INFO if choice.gpus is None else logging.WARNING, "%s", idle)
+    devices = devices_here(choice, launch, node)
+    pool = allowed_devices(choice, launch, node)
+    for sentence in advice(devices, pool, node, choice.name):
+        log.warning("%s", sentence)
+
+
+def _refuse_a_missing_backend(backend: str) -> None:
+    """Refuse a backend that this torch was built without: "nccl", "cuda:nccl,cpu:gloo".
+
+    Raises:
+        SessionError: One is not there.
+    """
+    names = [part.rpartition(":")[2].strip() for part in backend.lower().split(",")]
+    missing = [name for name in names if not dist.is_backend_available(name)]
+    if missing:
+        there = [n for n in _KNOWN_BACKENDS if dist.is_backend_available(n)]
+        raise SessionError(
+            f"backend={backend!r}: this torch has no {' and no '.join(missing)}.",
+            f"torch {torch.__version__} has {', '.join(there)}.",
+            "Write one that is there, or leave backend out; another one comes with "
+            "another build of torch.",
+        )
+
+
+def _default_backend(kind: str, rehearsal: str | None) -> str:
+    try:
+        return str(dist.get_default_backend_for_device(kind))
+    except (ValueError, RuntimeError):  # one it cannot use, one it does not know
+        if rehearsal and kind in _BACKENDS:
+            return _BACKENDS[kind]
+        raise DeviceError(
+            f"torch knows no process group backend for {kind!r} devices.",
+            f"torch {torch.__version__}.",
+            'Name one with backend="…".',
+        ) from None
+
+
+def _torch_device(placement: Placement, rehearsal: str | None) -> torch.device:
+    device = placement.device
+    if rehearsal or device.kind == "cpu":
+        return torch.device("cpu")
+    count = torch.accelerator.device_count()
+    if device.index >= count:
+        raise DeviceError(
+            f"{device} is not there: torch counts {count} accelerators.",
+            "The node was described, not detected.",
+            f"To pretend a machine, start with {REHEARSAL}=FILE.json.",
+        )
+    return torch.device(device.kind, device.index)

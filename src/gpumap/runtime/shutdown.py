@@ -1,0 +1,345 @@
+"""How ranks part: together when all went well, else told which one failed first."""
+
+import logging
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from itertools import islice
+
+from gpumap.errors import RollCallError, SessionError
+from gpumap.notes import note
+from gpumap.rendezvous.failures import (
+    Answer,
+    Fault,
+    gone,
+    host_lost,
+    late,
+    missing_at_end,
+    own,
+    uneven,
+    unheard,
+)
+from gpumap.rendezvous.journal import Entry, Journal
+from gpumap.rendezvous.members import Member
+from gpumap.rendezvous.messages import Reminder, described
+from gpumap.rendezvous.procfs import is_gone, is_halted
+from gpumap.rendezvous.store_client import StoreLostError
+from gpumap.runtime.block import at_exit
+from gpumap.runtime.listening import Listener
+from gpumap.runtime.local_setup import Asked
+from gpumap.runtime.process_group import ProcessGroup
+from gpumap.runtime.startup import Joined
+
+__all__ = ["Alone", "Ending"]
+
+log = logging.getLogger("gpumap")
+
+# How long the others may take to close their groups, once all have come to the end.
+_CLOSE_SECONDS = 10.0
+# How long a rank that asks what the others are doing waits for their answers, and how
+# long the rest wait for what it makes of them.
+_ANSWER_SECONDS, _OUTCOME_SECONDS = 3.0, 6.0
+# How long the store's host stays after an error, so that the others hear of it: in the
+# block, and at the end of its process.
+_STAY_SECONDS, _STAY_AT_EXIT_SECONDS = 1.0, 10.0
+_LOOK_SECONDS, _STAY_LOOK_SECONDS = 1.0, 0.2
+_MOST_NAMED = 20
+
+
+class Alone:
+    """The way out of a session in a world of one."""
+
+    def __init__(self, me: Member) -> None:
+        """Note on errors who this is."""
+        self._me = me
+
+    def meet(self) -> None:
+        """Wait for nobody."""
+
+    def part(self) -> None:
+        """Wait for nobody."""
+
+    def fail(self, error: BaseException) -> BaseException:
+        """Note on an error where it was raised; return it."""
+        note(error, f"gpumap: raised on {self._me} of 1, {self._me.device}")
+        return error
+
+    def last_words(self, error: BaseException) -> None:
+        """Tell nobody."""
+
+    def stay(self) -> None:
+        """Wait for nobody."""
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+
+
+class Ending:
+    """One rank's way out of a session among others.
+
+    A rank leaves by meet(), once its body has ended well, and by part(), once its group
+    is closed; or by fail(), at any time before.
+    """
+
+    def __init__(self, joined: Joined, asked: Asked, group: ProcessGroup) -> None:
+        """Listen to the others from now on.
+
+        Raises:
+            StoreLostError: The store does not answer.
+        """
+        world_size = joined.prepared.placement.launch.world_size
+        self._meeting = joined.meeting
+        self._board = joined.meeting.board(asked.group_seconds)
+        self._me = joined.me
+        self._host = joined.host
+        self._neighbours = joined.neighbours
+        self._world_size = world_size
+        self._group = group
+        self._end_seconds = asked.end_seconds
+        self._journal = Journal(self._board)
+        self._told: SessionError | None = None
+        self._listener = Listener(
+            lambda: joined.meeting.board(_ANSWER_SECONDS),
+            joined.me,
+            world_size,
+            joined.neighbours,
+            group,
+        )
+
+    def meet(self) -> None:
+        """Return once every rank has come to the end of its body.
+
+        Raises:
+            SessionError: Another rank failed, died, or did not come in time.
+        """
+        self._listener.at_end = True
+        seen = "This rank had come to its end."
+        try:
+            self._board.write(f"ended/{self._me.rank}", Answer(ended=True))
+            count = self._board.count("ended")
+            if count == self._world_size:
+                self._journal.append(Entry(kind="outcome", member=self._me))
+            elif count == 1:
+                self._journal.append(Entry(kind="end", member=self._me))
+            fault = self._outcome().fault
+        except StoreLostError as error:
+            fault = self._known_fault()
+            if fault is None:
+                fault, seen = self._lost(), f"{error}. {seen}"
+        self._raise(fault, seen)
+
+    def part(self) -> None:
+        """Return once every rank has closed its group, or after ten seconds.
+
+        Raises:
+            SessionError: Another rank could not close its group.
+        """
+        with suppress(StoreLostError):
+            if self._board.count("left") == self._world_size:
+                self._journal.append(Entry(kind="closed", member=self._me))
+            closed = self._wait_for_closed()
+            if closed is not None:
+                self._raise(closed.fault, "Training had finished, and this rank too.")
+            if self._meeting.hosted:
+                self._stay("bye", "all gone", _CLOSE_SECONDS)
+            elif self._board.count("bye") == self._world_size - 1:
+                self._board.write("all gone", self._me)
+
+    def fail(self, error: BaseException) -> BaseException:
+        """Tell the others of an error; return the one to leave with.
+
+        That is the error itself, with notes, where it is this rank's own, and a
+        SessionError with the first failure where this rank has only suffered from it.
+        """
+        if error is self._told:
+            return error
+        self._listener.has_failed = True
+        note(error, f"gpumap: raised on {self._described(self._me)}")
+        suffers = isinstance(error, RuntimeError | SessionError) and (
+            not self._group.intact()
+        )
+        fault = self._first_fault(error, suffers=suffers)
+        if suffers and fault != own(self._me, error):
+            had = f"{self._described(self._me)}, had {described(error).splitlines()[0]}"
+            return SessionError(f"{fault.text}.", had, fault.hint, fault.ranks)
+        if self._me.rank not in fault.ranks:
+            note(error, f"gpumap: {fault.text}")
+        return error
+
+    def last_words(self, error: BaseException) -> None:
+        """Tell the others of an error from another thread than the main one."""
+        with suppress(StoreLostError, RollCallError):
+            board = self._meeting.board(_ANSWER_SECONDS)
+            entry = Entry(kind="outcome", member=self._me, fault=own(self._me, error))
+            Journal(board).append(entry)
+            if self._meeting.hosted:
+                board.comes("all heard", _STAY_SECONDS)
+
+    def stay(self) -> None:
+        """Keep the store, if it is this process's, until the others know the outcome.
+
+        Not for long, since an error is on its way; the rest of it when Python ends.
+        """
+        if self._stay("heard", "all heard", _STAY_SECONDS):
+            self.close()
+        else:
+            self._listener.stop()
+            at_exit(self._stay_at_exit)
+
+    def _stay_at_exit(self) -> None:
+        self._stay("heard", "all heard", _STAY_AT_EXIT_SECONDS)
+        self._board.close()
+
+    def _stay(self, counter: str, key: str, seconds: float) -> bool:
+        """Host the store until all ranks that live have counted, and so wrote a key.
+
+        Returns whether they have, or need not.
+        """
+        deadline = time.monotonic() + seconds
+        needed = self._world_size - (counter == "bye")
+        with suppress(StoreLostError):
+            while self._meeting.hosted and time.monotonic() < deadline:
+                dead = sum(map(_is_gone, self._neighbours))
+                if self._board.count(counter, 0) + dead >= needed:
+                    return True
+                self._board.comes(key, _STAY_LOOK_SECONDS)
+        return not self._meeting.hosted
+
+    def close(self) -> None:
+        """End the listener and the connections to the store."""
+        self._listener.stop()
+        self._board.close()
+
+    def _outcome(self) -> Entry:
+        """Return how the session ended, once all know."""
+        reminder = Reminder()
+        deadline = reminder.began + self._end_seconds
+        while (left := deadline - time.monotonic()) > 0:
+            entry = self._listener.wait_for("outcome", min(left, _LOOK_SECONDS))
+            if entry is not None:
+                return entry
+            if self._listener.lost is not None:
+                raise self._listener.lost
+            if reminder.due():
+                log.info(
+                    "rank %d has come to its end, and waits for %s, %.0f s at most",
+                    self._me.rank,
+                    ", ".join(map(str, self._awaited())),
+                    left,
+                )
+        awaited = self._awaited()
+        self._ask_all()
+        answers = [self._answer_of(member.rank) for member in awaited]
+        fault = missing_at_end(
+            list(zip(awaited, answers, strict=True)), self._me, self._end_seconds
+        )
+        return self._journal.append(Entry(kind="outcome", member=self._me, fault=fault))
+
+    def _wait_for_closed(self) -> Entry | None:
+        deadline = time.monotonic() + _CLOSE_SECONDS
+        while time.monotonic() < deadline and self._listener.lost is None:
+            entry = self._listener.wait_for("closed", _LOOK_SECONDS)
+            if entry is not None or any(map(_is_gone, self._neighbours)):
+                return entry
+        log.warning("rank %d leaves before the others have closed.", self._me.rank)
+        return None
+
+    def _first_fault(self, error: BaseException, *, suffers: bool) -> Fault:
+        """Return what failed first; tell the others, where they do not know."""
+        if known := self._known_fault():
+            return known
+        mine = own(self._me, error)
+        kind = "closed" if self._listener.wait_for("outcome", 0) else "outcome"
+        try:
+            fault = self._diagnosis(mine) if suffers else mine
+            held = self._journal.append(Entry(kind=kind, member=self._me, fault=fault))
+        except (StoreLostError, RollCallError) as failure:
+            # Its host leaves once all have heard: so has this rank, in another thread.
+            if known := self._known_fault():
+                return known
+            lost = self._lost()
+            note(error, f"gpumap: {lost.text}: {failure}")
+            return lost if suffers else mine
+        return held.fault or fault
+
+    def _diagnosis(self, mine: Fault) -> Fault:
+        """Find out which rank made this one fail; this one itself, where none did."""
+        dead = [member for member in self._neighbours if _is_gone(member)]
+        if dead:
+            return gone(dead[0])
+        mine_to_find = self._ask_all() == self._me
+        if known := self._known_fault(0 if mine_to_find else _OUTCOME_SECONDS):
+            return known
+        silent = self._members(
+            rank
+            for rank in range(self._world_size)
+            if not self._board.has(f"answer/{rank}")
+        )
+        if silent:
+            return unheard(sorted(silent, key=lambda m: not _is_halted(m)))
+        return self._slowest() or mine
+
+    def _slowest(self) -> Fault | None:
+        """Blame the ranks that had made fewer collectives than this one."""
+        mine = self._group.doing()
+        behind: list[tuple[Member, Answer]] = []
+        for rank in range(self._world_size):
+            answer = self._answer_of(rank)
+            if answer.made is None or mine.made is None:
+                continue
+            if answer.made < mine.made and len(behind) < _MOST_NAMED:
+                behind.append((self._board.read(f"rank/{rank}", Member), answer))
+        for member, answer in behind:
+            if answer.ended:
+                return uneven(member, answer, self._me, mine)
+        return late(behind, self._me, mine) if behind else None
+
+    def _known_fault(self, seconds: float = 0.0) -> Fault | None:
+        """Return the first failure, if it is known, or is within some seconds."""
+        outcome = self._listener.wait_for("outcome", seconds)
+        return None if outcome is None else outcome.fault
+
+    def _ask_all(self) -> Member:
+        """Have all ranks write what they are doing; return who asked first."""
+        asked = self._journal.append(Entry(kind="inquiry", member=self._me))
+        if asked.member == self._me:
+            self._board.comes("answered", _ANSWER_SECONDS)
+        return asked.member
+
+    def _answer_of(self, rank: int) -> Answer:
+        key = f"answer/{rank}"
+        return self._board.read(key, Answer) if self._board.has(key) else Answer()
+
+    def _awaited(self) -> list[Member]:
+        """Return the ranks that have not come to the end, the first of them."""
+        absent = (
+            rank
+            for rank in range(self._world_size)
+            if not self._board.has(f"ended/{rank}")
+        )
+        return self._members(absent)
+
+    def _members(self, ranks: Iterable[int]) -> list[Member]:
+        return [
+            self._board.read(f"rank/{rank}", Member)
+            for rank in islice(ranks, _MOST_NAMED)
+        ]
+
+    def _lost(self) -> Fault:
+        return host_lost(self._host, self._meeting.keeper)
+
+    def _raise(self, fault: Fault | None, seen: str) -> None:
+        if fault is not None:
+            self._told = SessionError(f"{fault.text}.", seen, fault.hint, fault.ranks)
+            raise self._told
+
+    def _described(self, member: Member) -> str:
+        return f"{member} of {self._world_size}, {member.device}"
+
+
+def _is_gone(member: Member) -> bool:
+    return is_gone(member.pid, member.pid_space)
+
+
+def _is_halted(member: Member) -> bool:
+    return is_halted(member.pid, member.pid_space)

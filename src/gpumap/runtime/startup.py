@@ -1,0 +1,265 @@
+"""How a rank joins the others: prepared alone, met on the store, called at the roll."""
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpumap.detect.slurm import at_a_terminal
+from gpumap.errors import RollCallError
+from gpumap.mapping.identity import Identity, identity_of
+from gpumap.mapping.launch import Launch
+from gpumap.mapping.scores import scores_of
+from gpumap.mapping.strategies import allowed_devices
+from gpumap.notes import note
+from gpumap.rendezvous.members import Member, Terms
+from gpumap.rendezvous.messages import described
+from gpumap.rendezvous.model_digest import Likeness
+from gpumap.rendezvous.procfs import boot_id, file_space, pid_space
+from gpumap.rendezvous.rendezvous import Meeting, meet, meet_in_group
+from gpumap.rendezvous.roll_call import answer, roll_call
+from gpumap.rendezvous.session_store import Board
+from gpumap.rendezvous.store_client import StoreLostError
+from gpumap.runtime.local_setup import Asked, Prepared, prepare
+
+__all__ = ["Joined", "join"]
+
+log = logging.getLogger("gpumap")
+
+# How long a rank that cannot start looks for the others, to tell them.
+_ANSWER_SECONDS = 15.0
+# Enough for any machine; ranks that are pretended on one are more.
+_MOST_NEIGHBOURS = 256
+
+
+@dataclass(frozen=True)
+class Joined:
+    """A rank among all others.
+
+    Attributes:
+        prepared: Its own part.
+        meeting: The session's part of the store.
+        me: How it introduced itself.
+        host: The other rank that hosts the store, if one does.
+        neighbours: The other ranks of this node, as far as they are known.
+    """
+
+    prepared: Prepared
+    meeting: Meeting
+    me: Member
+    host: Member | None
+    neighbours: Sequence[Member]
+
+
+def join(
+    asked: Asked,
+    launch: Launch,
+    check: Callable[[Prepared], Likeness],
+    *,
+    adopted: bool,
+) -> Joined:
+    """Return once all ranks are there and agree.
+
+    check says what all ranks' models must be like, and may refuse to start; adopted,
+    whether a process group exists already, whose store is used.
+    """
+    prepared, likeness = _prepare_or_answer(asked, launch, check, adopted=adopted)
+    meeting = _meet(launch, asked.start_seconds, asked, adopted=adopted)
+    me = _member(prepared, asked)
+    try:
+        with closing(meeting.board(asked.start_seconds)) as board:
+            host = _call_the_roll(asked, prepared, meeting, board, me, likeness)
+            ranks = neighbours_of(launch)
+            neighbours = [board.read(f"rank/{rank}", Member) for rank in ranks]
+    except StoreLostError as error:
+        raise RollCallError(
+            f"{meeting.keeper} went during the roll call.",
+            f"{error}.",
+            "See what it says.",
+            (0,),
+        ) from None
+    others = [member for member in neighbours if member != me]
+    return Joined(prepared, meeting, me, None if host == me else host, others)
+
+
+def neighbours_of(launch: Launch) -> Sequence[int]:
+    """Return the ranks of this node, as far as they are known."""
+    if launch.node_ranks is not None:
+        return launch.node_ranks[:_MOST_NEIGHBOURS]
+    here = min(launch.world_size, _MOST_NEIGHBOURS)
+    return range(here) if launch.one_node else (launch.rank,)
+
+
+def _node_of(launch: Launch) -> int | None:
+    """Return which node this is, where that is certain."""
+    return 0 if launch.one_node else launch.node_rank
+
+
+def _prepare_or_answer(
+    asked: Asked,
+    launch: Launch,
+    check: Callable[[Prepared], Likeness],
+    *,
+    adopted: bool,
+) -> tuple[Prepared, Likeness]:
+    """Prepare; if that fails, tell the others, so that they fail too, and at once."""
+    try:
+        prepared = prepare(asked, launch)
+        return prepared, check(prepared)
+    except Exception as error:
+        if launch.world_size > 1:
+            _answer(asked, launch, error, adopted=adopted)
+        raise
+
+
+def _answer(asked: Asked, launch: Launch, error: Exception, *, adopted: bool) -> None:
+    # All of it is in the error, which is raised once they know.
+    happened = described(error).partition("\n")[0]
+    log.error("rank %d cannot start, and tells the others: %s", launch.rank, happened)
+    seconds = min(asked.start_seconds, _ANSWER_SECONDS)
+    try:
+        meeting = _meet(launch, seconds, asked, adopted=adopted)
+        with closing(meeting.board(seconds)) as board:
+            answer(
+                board,
+                launch.rank,
+                launch.world_size,
+                error,
+                seconds,
+                hosted=meeting.hosted,
+            )
+    except Exception as failure:  # noqa: BLE001 - the error itself is what matters
+        note(error, f"gpumap: the other ranks could not be told: {described(failure)}")
+
+
+def _meet(launch: Launch, seconds: float, asked: Asked, *, adopted: bool) -> Meeting:
+    if adopted:
+        return meet_in_group()
+    return meet(launch, seconds, asked.environ)
+
+
+def _member(prepared: Prepared, asked: Asked) -> Member:
+    return Member(
+        rank=prepared.placement.launch.rank,
+        hostname=prepared.node.hostname,
+        pid=os.getpid(),
+        device=str(prepared.placement.device),
+        identity=None if prepared.choice.oversubscribe else _identity(prepared),
+        sight=_sight(prepared, asked),
+        scores=_scores(prepared),
+        rehearsal=_machine(prepared),
+        hint=_hint(prepared),
+        pid_space=pid_space(),
+    )
+
+
+def _sight(prepared: Prepared, asked: Asked) -> str:
+    """Return why this rank trains on the CPU, if it does."""
+    if prepared.placement.device.kind != "cpu":
+        return ""
+    if asked.device == "cpu":
+        return 'device="cpu" was asked for.'
+    return prepared.node.visible
+
+
+def _machine(prepared: Prepared) -> str:
+    """Return the machine pretended; a file by its whole path."""
+    wanted = prepared.rehearsal or ""
+    return str(Path(wanted).resolve()) if "/" in wanted else wanted
+
+
+def _scores(prepared: Prepared) -> str:
+    """Return each device's score in words, where scores placed this rank."""
+    choice, node = prepared.choice, prepared.node
+    if choice.strategy != "scored" or prepared.placement.device.kind == "cpu":
+        return ""
+    pool = allowed_devices(choice, prepared.placement.launch, node)
+    scores = scores_of(choice.scores, pool, node)
+    return ", ".join(f"{node.devices[n].kind}:{n} {x:g}" for n, x in scores.items())
+
+
+def _hint(prepared: Prepared) -> str:
+    """Return what to change if this rank's device turns out to be taken."""
+    launch, count = prepared.placement.launch, len(prepared.node.devices)
+    if prepared.placement.device.mig and not prepared.can_share:
+        return (
+            "NCCL refuses two ranks on one GPU, MIG slices of it included: give each "
+            'rank a slice of a GPU of its own, or choose backend="gloo".'
+        )
+    if launch.devices_bound:
+        return (
+            f"Each process sees {count} of its node's devices: start as many on a node "
+            f"({launch.command(count)}), widen the mask, or give each process a mask "
+            "of its own."
+        )
+    return (
+        f'Strategy "{prepared.choice.name}" placed each by what its own process sees: '
+        "give every process of a node the same *_VISIBLE_DEVICES and distinct local "
+        "ranks, or each its own device."
+        + " To share one on purpose, write oversubscribe=True."
+        * prepared.can_share
+    )
+
+
+def _identity(prepared: Prepared) -> Identity | None:
+    """Return what tells this rank's device from all others, if anything does."""
+    launch, device = prepared.placement.launch, prepared.placement.device
+    host, view = boot_id(), file_space()
+    if prepared.rehearsal:
+        # One description may stand for several pretended nodes.
+        node = launch.node_rank
+        host = view = f"of node {0 if node is None else node}"
+        if node is None and launch.local_world_size == 1:
+            host = view = f"of rank {launch.rank}'s node"
+    elif launch.devices_bound and device.physical_index is None:
+        view = None
+    return identity_of(device, host=host, view=view, can_share=prepared.can_share)
+
+
+def _call_the_roll(
+    asked: Asked,
+    prepared: Prepared,
+    meeting: Meeting,
+    board: Board,
+    me: Member,
+    likeness: Likeness,
+) -> Member | None:
+    """Return once all agree, with who hosts the store, where a rank does."""
+    launch = prepared.placement.launch
+    terms = Terms(
+        world_size=launch.world_size,
+        kind=prepared.placement.device.kind,
+        on_cpu_as_asked=asked.device == "cpu",
+        rehearsal=prepared.rehearsal is not None,
+        backend=prepared.backend,
+        strategy=prepared.choice.name,
+        ddp=dict(likeness.options),
+        model=likeness.digest,
+    )
+    try:
+        roll_call(
+            board,
+            me,
+            terms,
+            asked.start_seconds,
+            hosted=meeting.hosted,
+            rows=likeness.rows,
+            neighbours=neighbours_of(launch),
+            elsewhere=not meeting.rank_0s,
+            node=_node_of(launch),
+            remark=at_a_terminal(asked.environ) if launch.launcher == "Slurm" else "",
+        )
+        return board.read("rank/0", Member) if meeting.rank_0s else None
+    except (KeyboardInterrupt, SystemExit) as error:
+        # Counted already, and not coming: nobody should wait for this rank.
+        answer(
+            board,
+            me.rank,
+            terms.world_size,
+            error,
+            _ANSWER_SECONDS,
+            hosted=meeting.hosted,
+        )
+        raise

@@ -1,0 +1,317 @@
+"""spawn: one process for each device of this machine, and what they return."""
+
+import errno
+import importlib.util
+import inspect
+import multiprocessing
+import os
+import pickle
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from multiprocessing.process import BaseProcess
+from numbers import Integral
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from gpumap.detect.launchers import detect_launch, launched
+from gpumap.detect.limits import files_of_spawn, refuse_few_files
+from gpumap.detect.rehearsal import REHEARSAL, rehearsed_node
+from gpumap.errors import DeviceError, LaunchError, SessionError
+from gpumap.mapping.device_refs import DeviceRef
+from gpumap.mapping.policy import GPUS, name_of
+from gpumap.mapping.seconds import start_seconds
+from gpumap.rendezvous.messages import described
+from gpumap.rendezvous.tcp import store_on_loopback
+from gpumap.spawning.child import Returned, work
+from gpumap.spawning.inheritance import Parent, named
+from gpumap.spawning.parent import Rank, end_all, first_failed, raise_from, watch
+from gpumap.spawning.pickling import dumps, loads
+
+__all__ = ["spawn"]
+
+T = TypeVar("T")
+
+# Imported once, by the server that all ranks are forked from.
+_PRELOADED = ["torch", "torch._dynamo", "gpumap.runtime.ddp", "gpumap.spawning.child"]
+# What would make a child take another launcher for its own.
+_NOT_INHERITED = ("GPUMAP_LAUNCHER", "TORCHELASTIC_RESTART_COUNT", GPUS)
+
+
+def spawn(
+    function: Callable[..., T],
+    /,
+    *args: object,
+    gpus: Sequence[DeviceRef] | None = None,
+    nprocs: int | None = None,
+    start_timeout: float | timedelta = 300.0,
+    **kwargs: object,
+) -> list[T]:
+    """Run a function in one process for each device; return what it returned, by rank.
+
+    Each process is a rank of its own on this machine, where ddp_session() and session()
+    find their launch, and gpus as their pool. The processes are forked from a server
+    that has imported torch, so that only the first call waits for it; CUDA may have
+    been started in this process, or not. Each is seeded anew, has the environment and
+    limits of this moment, and ends as a Python process does: its threads are waited
+    for. Arguments and results are pickled, tensors on accelerators by way of the CPU;
+    functions of a notebook travel by cloudpickle (the extra "notebook").
+
+    Args:
+        function: Called as function(*args, **kwargs) in each process.
+        args: Its arguments, copied to every process.
+        gpus: The devices to use, in the order of the ranks; all visible without it.
+        nprocs: Number of processes; as many as devices, or one where there is none.
+        start_timeout: Seconds that the processes have to start and to import the
+            script, from this call on; at the first, the server starts too. Once one
+            has failed, the others have as long to end, 8 at most.
+        kwargs: Its keyword arguments.
+
+    Raises:
+        SessionError: A process could not start, was killed, or ended without a result;
+            the function takes other arguments; this process is a rank among several
+            already; or the script lacks `if __name__ == "__main__":`.
+        Exception: What a rank raised, of its own type, with notes that say which rank
+            it was and what its traceback was. The other ranks are ended.
+    """
+    began = time.monotonic()
+    _refuse_while_importing()
+    _refuse_among_ranks()
+    _refuse_other_arguments(function, args, kwargs)
+    seconds = start_seconds("start_timeout", start_timeout, os.environ)
+    count = _count(gpus, nprocs)
+    refuse_few_files("spawn()", files_of_spawn(count))
+    payload, pickler = _packed((function, args, kwargs))
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_PRELOADED)
+    store, port = store_on_loopback()
+    ranks: list[Rank] = []
+    try:
+        for rank in range(count):
+            channel, far = context.Pipe(duplex=False)
+            environ = _environment(rank, count, port, gpus)
+            parent = Parent.now(environ, _threads(count))
+            process = context.Process(
+                target=work,
+                args=(far, parent, payload, pickler),
+                name=named(f"gpumap rank {rank}", parent),
+            )
+            # The rank's own start method is what it is without a spawn around it.
+            process._start_method = None  # type: ignore[assignment]  # noqa: SLF001 - multiprocessing has no public way
+            ranks.append(Rank(rank, process, channel))
+            _start(process)
+            far.close()
+        failed = watch(ranks, seconds, began)
+        if failed:
+            raise_from(_first(failed, store), store)
+        return [_returned(rank) for rank in ranks]
+    finally:
+        end_all(ranks, seconds)
+
+
+def _start(process: BaseProcess) -> None:
+    """Start a process; what the system lacks for it is told in words.
+
+    Raises:
+        SessionError: It lacks something.
+    """
+    main = sys.modules["__main__"]
+    script = vars(main).get("__file__")
+    try:
+        if not _has_a_file(main):
+            # It came from standard input: the new process has nothing to import.
+            vars(main).pop("__file__", None)
+        process.start()
+    except OSError as error:
+        raise SessionError(
+            f"{process.name} could not be started.",
+            f"{error}.",
+            _what_the_system_lacks(error),
+        ) from error
+    finally:
+        if script is not None:
+            vars(main)["__file__"] = script
+
+
+def _has_a_file(main: ModuleType) -> bool:
+    script = getattr(main, "__file__", None)
+    return script is not None and Path(script).exists()
+
+
+def _what_the_system_lacks(error: OSError) -> str:
+    if error.errno == errno.EMFILE:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return (
+            f"ulimit -n is {soft}: raise it, up to {hard}, before the script starts, "
+            "or close files."
+        )
+    if error.errno is None:  # Python's own: the name of a socket is too long
+        return (
+            f"A socket's name takes 107 bytes at most, and it begins with TMPDIR, "
+            f"{tempfile.gettempdir()!r}: set TMPDIR to a shorter path."
+        )
+    return "See what the system lacks: processes, memory, or room in TMPDIR."
+
+
+def _first(failed: Sequence[Rank], store: dist.Store) -> Rank:
+    """Return the rank that failed first: as the ranks know it, else by time."""
+    known = first_failed(store)
+    return next((rank for rank in failed if rank.rank in known), failed[0])
+
+
+def _returned(rank: Rank) -> Any:  # noqa: ANN401 - whatever the function returned
+    value = rank.message.value if isinstance(rank.message, Returned) else b""
+    try:
+        return loads(value)
+    except Exception as error:
+        raise SessionError(
+            f"what rank {rank.rank} returned cannot be loaded here.",
+            f"{described(error)}.",
+            "Return numbers, texts, CPU tensors, or write it to a file.",
+        ) from error
+
+
+def _refuse_while_importing() -> None:
+    """Refuse to start processes from one that is importing the script itself."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise SessionError(
+            "spawn() was called while a new process was importing this script.",
+            "Every process that spawn() starts imports the script, and would start "
+            "more.",
+            'Put what starts the training under `if __name__ == "__main__":`.',
+        )
+
+
+def _refuse_among_ranks() -> None:
+    """Refuse to start a job in each rank of a job: on the same devices, mostly."""
+    try:
+        launch = launched()
+    except LaunchError:
+        return  # what is set in halves is not what the new processes read
+    if launch is None or launch.world_size == 1:
+        return
+    shared = launch.local_world_size != 1 and not launch.devices_bound
+    raise SessionError(
+        f"spawn() was called in rank {launch.rank} of {launch.world_size}, which "
+        f"{launch.launcher} started.",
+        "Each of these ranks would start a job of its own"
+        + (", on the same devices." if shared else "."),
+        "Open gpumap.session() or ddp_session() here without spawn(), or start the "
+        "script once, by python alone. If each is meant to be a job of its own, set "
+        "GPUMAP_LAUNCHER=none"
+        + (", and give each gpus=[…] of its own." if shared else "."),
+    )
+
+
+def _refuse_other_arguments(
+    function: Callable[..., object],
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object],
+) -> None:
+    """Refuse what the function cannot be called with, before any process starts."""
+    try:
+        # What a decorator takes counts, not what the function inside of it does.
+        signature = inspect.signature(function, follow_wrapped=False)
+    except Exception:  # noqa: BLE001 - some of Python's own have none
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        name = name_of(function)
+        raise SessionError(
+            f"{name} cannot be called with what spawn() was given: {error}.",
+            f"It is {name}{signature}.",
+            "Write spawn(function, a, b, name=c). The rank is not passed, as it is by "
+            "torch.multiprocessing.spawn(function, args=(…)): in a session it is "
+            "gpumap.current().rank.",
+        ) from None
+
+
+def _count(gpus: Sequence[DeviceRef] | None, nprocs: object) -> int:
+    if gpus is not None and (isinstance(gpus, str) or not isinstance(gpus, Sequence)):
+        raise DeviceError(
+            f"gpus={gpus!r} is not a list of devices.",
+            f"It is a {type(gpus).__name__}.",
+            "Write a list, in the order of the ranks: gpus=[2, 3].",
+        )
+    if nprocs is None:
+        nprocs = _visible() if gpus is None else len(gpus)
+    if isinstance(nprocs, bool) or not isinstance(nprocs, Integral) or nprocs < 1:
+        raise SessionError(
+            f"nprocs={nprocs!r} is not a number of processes.",
+            f"gpus={gpus!r}.",
+            "Write a whole number from 1, or list a device in gpus=[…] for each.",
+        )
+    return int(nprocs)
+
+
+def _visible() -> int:
+    """Count the devices without starting CUDA; one process where there is none."""
+    if wanted := os.environ.get(REHEARSAL):
+        return max(
+            1, len(rehearsed_node(wanted, detect_launch({}), os.environ).devices)
+        )
+    current = torch.accelerator.current_accelerator()
+    if current is None:
+        return 1
+    module = torch.get_device_module(current)
+    return max(1, int(module.device_count()))
+
+
+def _threads(count: int) -> int | None:
+    """Share the CPUs out, unless the user has; each process would take all of them."""
+    if count == 1 or "OMP_NUM_THREADS" in os.environ:
+        return None
+    return max(1, len(os.sched_getaffinity(0)) // count)
+
+
+def _environment(
+    rank: int, count: int, port: int, gpus: Sequence[DeviceRef] | None
+) -> dict[str, str]:
+    """Return what a rank finds: the launcher "gpumap.spawn", and where to meet."""
+    inherited = {k: v for k, v in os.environ.items() if k not in _NOT_INHERITED}
+    pool = {} if gpus is None else {GPUS: ",".join(map(str, gpus))}
+    return (
+        inherited
+        | pool
+        | {
+            "GPUMAP_SPAWNED": "1",
+            "RANK": str(rank),
+            "WORLD_SIZE": str(count),
+            "LOCAL_RANK": str(rank),
+            "LOCAL_WORLD_SIZE": str(count),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            # The store is there already, and this process hosts it.
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+        }
+    )
+
+
+def _packed(call: tuple[object, ...]) -> tuple[bytes, str]:
+    """Pickle a call, and say by what; by cloudpickle where no child could import it."""
+    main = sys.modules["__main__"]
+    importable = _has_a_file(main) or getattr(main, "__spec__", None)
+    at_prompt = not importable and getattr(call[0], "__module__", "") == "__main__"
+    picklers = ["cloudpickle"] * (importlib.util.find_spec("cloudpickle") is not None)
+    if importable or not (at_prompt or picklers):
+        picklers.insert(0, "pickle")
+    error: Exception = pickle.PicklingError("no file has what is defined there")
+    for pickler in picklers:
+        try:
+            return dumps(call, pickler), pickler
+        except Exception as failure:  # noqa: BLE001 - whatever a user's object does
+            error = failure
+    raise SessionError(
+        "the function or its arguments cannot be sent to another process.",
+        f"{described(error)}.",
+        "Define them at the top level of a module, or install cloudpickle: "
+        "pip install gpumap-torch[notebook].",
+    ) from error

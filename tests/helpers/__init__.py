@@ -1,0 +1,1 @@
+"""What tests share: ranks to start, machines to pretend, launchers to run under."""

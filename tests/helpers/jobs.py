@@ -1,0 +1,118 @@
+"""Starts the ranks of a job as real processes and returns what became of each."""
+
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from helpers.environments import clean_environment, rank_environment
+from helpers.warm import Script
+
+Process: TypeAlias = Script | subprocess.Popen[str]
+
+WORKER = Path(__file__).with_name("worker.py")
+LIMIT = 60.0
+
+
+@dataclass(frozen=True)
+class Ended:
+    """One process that has ended: its exit code, its output, its seconds."""
+
+    code: int
+    out: str
+    seconds: float
+
+
+def free_port() -> int:
+    """Return a port that was free a moment ago."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+def start(
+    case: str,
+    environ: Mapping[str, str],
+    *,
+    delay: float = 0.0,
+    cold: bool = False,
+    script: Path = WORKER,
+) -> Process:
+    """Start one process that runs a case of a script, its further words behind it.
+
+    A cold one is a Python of its own, whose first environment and parent are its own.
+    """
+    command = [str(script), *case.split()]
+    environ = {**clean_environment(), "DELAY": str(delay), **environ}
+    if not cold:
+        return Script(command, environ)
+    return subprocess.Popen(
+        [sys.executable, *command],
+        env=environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def finish(processes: Sequence[Process], limit: float = LIMIT) -> list[Ended]:
+    """Wait for processes; one that outlasts the limit is killed and fails the test."""
+    began = time.monotonic()
+    ended = []
+    try:
+        for process in processes:
+            left = max(limit - (time.monotonic() - began), 0.1)
+            out, _ = process.communicate(timeout=left)
+            code = process.wait(LIMIT)
+            ended.append(Ended(code, out, time.monotonic() - began))
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                process.kill()
+                out, _ = process.communicate(timeout=LIMIT)
+                print("killed after the limit:", out)
+    return ended
+
+
+def run(
+    case: str,
+    world_size: int = 2,
+    *,
+    port: int | None = None,
+    every: Mapping[str, str] | None = None,
+    each: Mapping[int, Mapping[str, str]] | None = None,
+    ranks: Sequence[int] | None = None,
+    delays: Mapping[int, float] | None = None,
+    limit: float = LIMIT,
+    cold: bool = False,
+    script: Path = WORKER,
+) -> list[Ended]:
+    """Run a case in every rank of a job: `every` is set for all, `each` by rank."""
+    port = port or free_port()
+    processes = [
+        start(
+            case,
+            {
+                **rank_environment(rank, world_size, port),
+                **(every or {}),
+                **((each or {}).get(rank, {})),
+            },
+            delay=(delays or {}).get(rank, 0.0),
+            cold=cold,
+            script=script,
+        )
+        for rank in (range(world_size) if ranks is None else ranks)
+    ]
+    return finish(processes, limit)
+
+
+ENDINGS = Path(__file__).with_name("endings.py")
+
+
+def endings(case: str, world_size: int = 2, **options: Any) -> list[Ended]:
+    """Run a case of endings.py in every rank of a job."""
+    return run(case, world_size, script=ENDINGS, **options)

@@ -1,0 +1,123 @@
+"""Starts scripts in processes that are forked from one that has imported torch."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Self
+
+from helpers.environments import clean_environment
+
+__all__ = ["Script", "stop"]
+
+_SERVER = Path(__file__).with_name("warm_server.py")
+
+
+class _Server:
+    """The process that all scripts of a run of tests are forked from."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.mkdtemp()
+        self.address = f"{self._folder}/socket"
+        self._process = subprocess.Popen(
+            [sys.executable, str(_SERVER), self.address], env=clean_environment()
+        )
+        while not Path(self.address).exists() and self._process.poll() is None:
+            time.sleep(0.02)
+
+    def stop(self) -> None:
+        self._process.terminate()
+        self._process.wait()
+        shutil.rmtree(self._folder)
+
+
+_started: list[_Server] = []
+
+
+def stop() -> None:
+    """Leave no server behind."""
+    while _started:
+        _started.pop().stop()
+
+
+class Script:
+    """A script's process, as subprocess.Popen has it."""
+
+    def __init__(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
+        """Start it; its output and its errors go into one text."""
+        if not _started:
+            _started.append(_Server())
+        self._out = tempfile.TemporaryFile("w+b")  # noqa: SIM115 - it stays open
+        self._connection = socket.socket(socket.AF_UNIX)
+        self._connection.connect(_started[0].address)
+        request = json.dumps({"argv": list(argv), "environ": dict(env)}).encode()
+        socket.send_fds(self._connection, [request], [self._out.fileno()] * 2)
+        self._answer, self._said = b"", ""
+        self.pid = int(self._line(30))
+        self.returncode: int | None = None
+
+    def __enter__(self) -> Self:
+        """Return this process."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leave nothing of it."""
+        self.kill()
+        self.communicate(60)
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, if it has not ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """End it."""
+        self.send_signal(signal.SIGKILL)
+
+    def poll(self) -> int | None:
+        """Return its exit code; None while it runs."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0.001)
+        return self.returncode
+
+    def wait(self, timeout: float) -> int:
+        """Return its exit code, once it has ended."""
+        if self.returncode is None:
+            self.returncode = int(self._line(timeout))
+            self._connection.close()
+        return self.returncode
+
+    def _line(self, timeout: float) -> bytes:
+        self._connection.settimeout(timeout)
+        while b"\n" not in self._answer:
+            try:
+                more = self._connection.recv(64)
+            except TimeoutError:
+                raise subprocess.TimeoutExpired("a script", timeout) from None
+            if not more:
+                raise ConnectionError
+            self._answer += more
+        line, _, self._answer = self._answer.partition(b"\n")
+        return line
+
+    def said(self) -> str:
+        """Return what it has written so far."""
+        if not self._out.closed:
+            size = os.fstat(self._out.fileno()).st_size
+            self._said = os.pread(self._out.fileno(), size, 0).decode(errors="replace")
+        return self._said
+
+    def communicate(self, timeout: float) -> tuple[str, None]:
+        """Return all that it wrote, once it has ended."""
+        self.wait(timeout)
+        self.said()
+        self._out.close()
+        return self._said, None

@@ -1,0 +1,187 @@
+"""The best-linked k of n, against published cases and an exhaustive search."""
+
+import csv
+from itertools import combinations, permutations
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpumap.errors import LaunchError, PlacementError
+from gpumap.mapping.best_links import best_linked, link_speeds
+from gpumap.mapping.devices import Device, Link, Node
+from gpumap.mapping.launch import Launch
+from gpumap.mapping.placement import place
+from gpumap.mapping.topology import parse_topology
+from helpers.matrices import FOLDER, WHOLE, text
+from helpers.nodes import launch, node
+
+TABLE = (FOLDER.parent / "topology_cases.tsv").read_text().splitlines()
+CASES = list(csv.DictReader(TABLE, delimiter="\t"))
+
+
+def numbers(listed: str) -> list[int]:
+    """Return "0,2" as numbers."""
+    return [int(item) for item in listed.split(",") if item]
+
+
+@pytest.mark.parametrize(
+    "case", CASES, ids=lambda c: f"{c['topology']}-{c['expected']}"
+)
+def test_published_cases(case: dict[str, str]) -> None:
+    """From another allocator's tests, and by arithmetic on the matrix."""
+    chosen = best_linked(
+        parse_topology(text(case["topology"])),
+        int(case["k"]),
+        numbers(case["available"]),
+        numbers(case["required"]),
+    )
+    assert [device.index for device in chosen] == numbers(case["expected"])
+
+
+def slowest_of_best_ring(members: tuple[int, ...], speeds: list[list[float]]) -> float:
+    """Return it by trying every order: what best_linked must not miss."""
+    if len(members) == 1:
+        return 0.0
+    first, *others = members
+    rings = ([first, *order] for order in permutations(others))
+    return max(
+        min(speeds[a][b] for a, b in zip(ring, [*ring[1:], ring[0]], strict=True))
+        for ring in rings
+    )
+
+
+def exhaustive(n1: Node, k: int, members: list[int]) -> tuple[int, ...]:
+    """Return the best set by the rule as it is written, without any shortcut."""
+    speeds = link_speeds(n1)
+
+    def worth(chosen: tuple[int, ...]) -> tuple[float, float, int, list[int]]:
+        total = sum(speeds[a][b] for a, b in combinations(chosen, 2))
+        near = [n1.devices[m] for m in chosen]
+        numa = len(
+            {d.cpu_affinity if d.numa_node is None else d.numa_node for d in near}
+        )
+        ring = slowest_of_best_ring(chosen, speeds)
+        return ring, total, -numa, [-m for m in chosen]
+
+    return max(combinations(members, k), key=worth)
+
+
+SMALL = [n for n in WHOLE if 1 < len(parse_topology(text(n)).devices) <= 8]
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_an_exhaustive_search_agrees_on_every_machine(name: str) -> None:
+    """For every k up to 6, with all devices and with two taken by others."""
+    n1 = parse_topology(text(name))
+    count = len(n1.devices)
+    for members in (list(range(count)), list(range(count))[1:-1] or [0]):
+        for k in range(1, min(6, len(members)) + 1):
+            chosen = tuple(d.index for d in best_linked(n1, k, members))
+            assert chosen == exhaustive(n1, k, members)
+
+
+def test_a_square_of_nvlinks_beats_a_star() -> None:
+    """DGX-1 V100, {0, 1, 2, 4, 5}, four: the ring 0-1-5-4 has no PCIe link."""
+    chosen = best_linked(parse_topology(text("dgx1-v100")), 4, [0, 1, 2, 4, 5])
+    assert [device.index for device in chosen] == [0, 1, 4, 5]
+
+
+@settings(max_examples=30)
+@given(st.integers(2, 7), st.data())
+def test_random_matrices_agree_with_the_exhaustive_search(
+    count: int, data: st.DataObject
+) -> None:
+    """With holes, ties and unknown links."""
+    links = [
+        Link(a=a, b=b, **data.draw(st.sampled_from(KINDS)))
+        for a, b in combinations(range(count), 2)
+    ]
+    devices = tuple(
+        Device(kind="cuda", index=i, numa_node=data.draw(st.sampled_from([0, 1, None])))
+        for i in range(count)
+    )
+    n1 = Node(hostname="n1", devices=devices, links=tuple(links))
+    k = data.draw(st.integers(1, min(count, 6)))
+    chosen = tuple(device.index for device in best_linked(n1, k))
+    assert chosen == exhaustive(n1, k, list(range(count)))
+
+
+KINDS: list[dict[str, Any]] = [
+    *({"nvlinks": 1}, {"nvlinks": 2}, {"xgmi": True}, {}),
+    *({"pcie": "PIX"}, {"pcie": "NODE"}, {"pcie": "SYS"}),
+]
+
+
+def test_beyond_sixteen_devices_a_swap_search_finds_islands() -> None:
+    """Twenty devices, five NVLinked islands of four: k=4 is one whole island."""
+    links = [
+        Link(a=a, b=b, nvlinks=4) if a % 5 == b % 5 else Link(a=a, b=b, pcie="SYS")
+        for a, b in combinations(range(20), 2)
+    ]
+    devices = tuple(Device(kind="cuda", index=i) for i in range(20))
+    n1 = Node(hostname="n1", devices=devices, links=tuple(links))
+    assert len({d.index % 5 for d in best_linked(n1, 4)}) == 1
+    assert [d.index for d in best_linked(n1, 4, required=[7])] == [2, 7, 12, 17]
+
+
+@pytest.mark.parametrize(
+    ("k", "pool", "required", "said"),
+    [
+        (0, None, (), "0 devices cannot be chosen."),
+        (5, None, (), "5 devices cannot be chosen."),
+        (1, None, (0, 1), "1 devices cannot be chosen."),
+        (3, [0, 1], (), "3 devices cannot be chosen."),
+        (2, [0, 1], (2,), "required devices [2] are not in the pool."),
+        (True, None, (), "k=True is not a number of devices."),
+        (2.0, None, (), "k=2.0 is not a number of devices."),
+    ],
+)
+def test_what_cannot_be_chosen_is_an_error(
+    k: Any, pool: list[int] | None, required: tuple[int, ...], said: str
+) -> None:
+    """Never an empty answer."""
+    with pytest.raises(PlacementError) as caught:
+        best_linked(node(4), k, pool, required)
+    assert caught.value.happened == said
+
+
+def test_the_strategy_takes_as_many_as_there_are_processes() -> None:
+    """Two of four RTX 8000: the pair 0-3, in index order by local rank."""
+    n1 = parse_topology(text("rtx8000x4-nvlink-pairs"))
+    placed = [place(launch(n, 2), n1, "linked") for n in range(2)]
+    assert [p.device.index for p in placed] == [0, 3]
+    assert placed[0].why == "linked: the best-linked 2 of the pool, [local_rank]"
+    pooled = place(launch(1, 2), n1, "linked", gpus=[1, 2, 3])
+    assert pooled.device.index == 2
+
+
+def test_without_links_the_lowest_indices_are_taken() -> None:
+    """A node read through torch alone tells of none."""
+    assert [place(launch(n, 2), node(4), "linked").device.index for n in (0, 1)] == [
+        0,
+        1,
+    ]
+
+
+def test_the_strategy_needs_the_number_of_processes() -> None:
+    """It is not counted from the local rank."""
+    me = Launch(launcher="torch variables", rank=0, world_size=2, local_rank=0)
+    with pytest.raises(LaunchError) as caught:
+        place(me, node(4), "linked")
+    assert caught.value.variables == ("LOCAL_WORLD_SIZE",)
+
+
+def test_a_bound_task_takes_its_own() -> None:
+    """There is nothing to choose."""
+    assert place(launch(3, 8, devices_bound=True), node(1), "linked").device.index == 0
+
+
+def test_the_data_is_where_its_index_says() -> None:
+    """Each row of both indices names a file."""
+    for index in ("INDEX.tsv", "INDEX-collected.tsv"):
+        rows = (FOLDER / index).read_text().splitlines()[1:]
+        missing = [r for r in rows if not Path(FOLDER, r.split("\t")[0]).exists()]
+        assert missing == []

@@ -1,0 +1,113 @@
+"""What a user may call a device, and what happens when none is called so."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpumap.errors import DeviceError
+from gpumap.mapping.device_refs import DeviceRef, resolve, resolve_all
+from gpumap.mapping.devices import Device, Node
+from helpers.nodes import MIG, node
+
+
+@pytest.mark.parametrize(
+    "ref",
+    [
+        *(2, "cuda:2", "GPU-a200n1", "gpu-A200N1", "GPU-a2"),
+        *("00000000:12:00.0", "0000:12:00.0", "12:00.0"),
+    ],
+)
+def test_one_device_has_many_names(ref: DeviceRef) -> None:
+    """Index, torch's text, UUID in any case, a start of it, bus ID without domain."""
+    assert resolve(ref, node(4)).index == 2
+
+
+def test_a_slice_is_named_by_its_own_uuid() -> None:
+    """Or a unique start of it; its GPU's UUID and bus ID fit all of its slices."""
+    assert resolve("MIG-532453fc-0faa-5c3c-9709-a3fc2e76083d", MIG).index == 2
+    assert resolve("MIG-5", MIG).index == 2
+    for several in ("GPU-0aa11ebd", "0000:0f:00.0"):
+        with pytest.raises(DeviceError) as caught:
+            resolve(several, MIG)
+        assert caught.value.happened == f"{several!r} names 3 devices on a100-mig."
+        assert caught.value.hint == "Write the slice's own UUID (MIG-…)."
+    with pytest.raises(DeviceError) as caught:
+        resolve(5, MIG)
+    assert caught.value.hint.startswith("Name devices listed above")
+
+
+def test_physical_numbers_under_a_mask_are_recognised() -> None:
+    """gpus=[2, 3] under CUDA_VISIBLE_DEVICES=2,3 tells the user to write [0, 1]."""
+    with pytest.raises(DeviceError) as caught:
+        resolve_all([2, 3], node(2, first_physical=2))
+    assert str(caught.value) == (
+        "there is no device 2, 3 on n1.\n"
+        "Visible on n1: cuda:0 (GPU-a000n1…) = physical 2, "
+        "cuda:1 (GPU-a100n1…) = physical 3.\n"
+        "Those are physical numbers; a *_VISIBLE_DEVICES mask renumbers what it leaves "
+        "visible from 0: write gpus=[0, 1], or UUIDs."
+    )
+
+
+@pytest.mark.parametrize(
+    ("refs", "said"),
+    [
+        ([4], "there is no device 4 on n1."),
+        ([0, 7, 9], "there is no device 7, 9 on n1."),
+        ([-1], "-1 is not a device index."),
+        ([1.0], "1.0 is not a device."),
+        ([True], "True is not a device."),
+        ([None], "None is not a device."),
+        ([""], "an empty text is not a device."),
+        ([[2, 3]], "[2, 3] stands where one device belongs."),
+        (["GPU-a"], "'GPU-a' names 4 devices on n1."),
+        (["GPU-zz"], "there is no device 'GPU-zz' on n1."),
+        (["ff:00.0"], "there is no device 'ff:00.0' on n1."),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_names_no_device_is_an_error(refs: list[DeviceRef], said: str) -> None:
+    """All references that fail are named at once."""
+    with pytest.raises(DeviceError) as caught:
+        resolve_all(refs, node(4))
+    assert caught.value.happened == said
+    assert caught.value.hint
+
+
+def test_an_index_written_as_a_text_is_told() -> None:
+    """A text is a UUID or a bus ID; the hint has the number."""
+    with pytest.raises(DeviceError, match=r"write gpus=\[2\]"):
+        resolve("2", node(4))
+
+
+@pytest.mark.parametrize("ref", ["xpu:2", "cuda:4", "cuda:", "cuda:-1", "cuda:x"])
+def test_a_device_of_torch_that_is_not_there_is_told(ref: str) -> None:
+    """Of another kind, beyond the last, or no device at all."""
+    with pytest.raises(DeviceError, match="there is no device"):
+        resolve(ref, node(4))
+
+
+def test_a_list_in_a_list_is_told_the_flat_one() -> None:
+    """A list passed where an index belongs is the trap behind set_device([2, 3])."""
+    with pytest.raises(DeviceError, match=r"one flat list, gpus=\[2, 3\]"):
+        resolve_all([[2, 3]], node(4))  # type: ignore[list-item]
+
+
+def test_a_whole_uuid_wins_over_being_a_prefix_of_another() -> None:
+    """GPU-1 is itself, although GPU-12 starts with it."""
+    cards = [
+        Device(kind="cuda", index=i, uuid=u) for i, u in enumerate(["GPU-12", "GPU-1"])
+    ]
+    assert resolve("GPU-1", Node(hostname="n1", devices=tuple(cards))).index == 1
+
+
+@given(st.lists(st.one_of(st.integers(), st.text(), st.floats(), st.booleans())))
+def test_any_reference_is_a_device_or_a_device_error(refs: list[DeviceRef]) -> None:
+    """Nothing else is ever raised, and what is found is in the node."""
+    n1 = node(3)
+    try:
+        found = resolve_all(refs, n1)
+    except DeviceError:
+        return
+    assert len(found) == len(refs)
+    assert all(device in n1.devices for device in found)

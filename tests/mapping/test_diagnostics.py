@@ -1,0 +1,170 @@
+"""What is worth a second thought in a choice of devices that works."""
+
+import pytest
+
+from gpumap.detect.rehearsal import machine
+from gpumap.mapping.devices import Device, Link, Node
+from gpumap.mapping.diagnostics import advice, idle_devices, worth_using
+from gpumap.mapping.launch import Launch
+from helpers.nodes import node
+
+
+def advised(name: str | Node, *indices: int) -> list[str]:
+    """Return the advice on these devices of a machine."""
+    n1 = machine(name) if isinstance(name, str) else name
+    return advice([n1.devices[index] for index in indices], n1.devices, n1)
+
+
+@pytest.mark.parametrize(
+    ("name", "indices", "worse", "better"),
+    [
+        # NVLink runs 0-3 and 1-2; 0-1 and 2-3 share a CPU, the rest cross.
+        ("rtx8000x4", (0, 1), "cuda:0, cuda:1 reach each other through NODE", "[0, 3]"),
+        ("rtx8000x4", (2, 0), "cuda:2, cuda:0 reach each other through SYS", "[0, 3]"),
+        ("t4x4", (0, 3), "cuda:0, cuda:3 reach each other through SYS", "[1, 2]"),
+        # Both are NVLinked, one pair with two.
+        ("dgx1-v100", (0, 1), "cuda:0, cuda:1 reach each other through NV1", "[0, 3]"),
+        ("dgx1-v100", (0, 1, 5), "through SYS at best", "[0, 2, 3]"),
+    ],
+)
+def test_a_badly_linked_choice_is_told_the_better_one(
+    name: str, indices: tuple[int, ...], worse: str, better: str
+) -> None:
+    """By the slowest link of the best ring, as "linked" chooses."""
+    [sentence] = advised(name, *indices)
+    assert worse in sentence
+    assert f"write gpus={better}," in sentence
+
+
+def test_a_pair_whose_path_is_not_known_is_told_of_one_that_is() -> None:
+    """Unknown counts as unconnected, as for "linked"."""
+    n1 = node(3).model_copy(update={"links": (Link(a=0, b=1, nvlinks=4),)})
+    [sentence] = advised(n1, 1, 2)
+    assert "cuda:1, cuda:2 reach each other through an unknown path" in sentence
+
+
+@pytest.mark.parametrize(
+    ("name", "indices"),
+    [
+        ("rtx8000x4", (3, 0)),
+        ("rtx8000x4", (0, 1, 2, 3)),
+        ("dgx-a100", (6, 1)),
+        ("rtx4090x8-sys", (0, 7)),
+        ("rtx3090x4", (2,)),
+        ("rtx3090x4", (2, 2)),
+    ],
+)
+def test_a_choice_that_no_other_beats_is_left_alone(
+    name: str, indices: tuple[int, ...]
+) -> None:
+    """All pairs alike, the best pair, or no pair at all."""
+    assert advised(name, *indices) == []
+
+
+def test_without_links_there_is_nothing_to_say() -> None:
+    """They are known through NVML alone."""
+    assert advised(node(4), 0, 3) == []
+
+
+def test_the_slower_card_of_a_mixed_set_is_named() -> None:
+    """82 multiprocessors and 20, and six years between them: leave the second out."""
+    [sentence] = advised("rtx3090-gtx1080", 1, 0)
+    assert sentence == (
+        "NVIDIA GeForce GTX 1080 and NVIDIA GeForce RTX 3090 train together: every "
+        "step waits for the slowest, and the smallest memory bounds the batch. The "
+        "NVIDIA GeForce GTX 1080 is the slower: leave it out with gpus=[0], or give "
+        "its ranks less to do."
+    )
+
+
+def test_which_of_two_is_slower_is_not_guessed() -> None:
+    """A Tesla T4 has more multiprocessors than an RTX 3060, of an older kind."""
+    kinds = (("RTX 3060", (8, 6), 28), ("Tesla T4", (7, 5), 40))
+    cards = tuple(
+        Device(
+            kind="cuda",
+            index=index,
+            name=name,
+            compute_capability=capability,
+            multiprocessors=count,
+        )
+        for index, (name, capability, count) in enumerate(kinds)
+    )
+    [sentence] = advised(Node(hostname="n1", devices=cards), 0, 1)
+    assert sentence.endswith("gpumap.measure() tells which is slow.")
+
+
+def test_linked_without_links_says_that_it_is_blind() -> None:
+    """Unless all devices are taken anyway."""
+    n1 = node(3)
+    [sentence] = advice(n1.devices[:2], n1.devices, n1, "linked")
+    assert sentence.startswith('strategy "linked" knows no link of n1')
+    assert advice(n1.devices, n1.devices, n1, "linked") == []
+
+
+def mixed(*names: str) -> Node:
+    """Return a workstation: A100s with one display card of a newer kind, or T4s."""
+    kinds = {
+        "A100": ((8, 0), 108, 40_000),
+        "display": ((8, 6), 20, 4_000),
+        "RTX 3090": ((8, 6), 82, 24_000),
+        "RTX 3080": ((8, 6), 68, 10_000),
+    }
+    return Node(
+        hostname="n1",
+        devices=tuple(
+            Device(
+                kind="cuda",
+                index=index,
+                name=name,
+                compute_capability=kinds[name][0],
+                multiprocessors=kinds[name][1],
+                total_memory=kinds[name][2],
+            )
+            for index, name in enumerate(names)
+        ),
+    )
+
+
+def test_a_display_card_is_the_smaller_though_it_is_newer() -> None:
+    """As many as asked for are there without it: the best set is named whole."""
+    station = mixed("A100", "display", "A100", "A100")
+    [sentence] = advised(station, 0, 1, 2)
+    assert sentence.endswith(
+        "The display is the slower: leave it out with gpus=[0, 2, 3]."
+    )
+    assert advised(station, 0, 2, 3) == []
+
+
+def test_a_little_slower_card_is_not_left_out() -> None:
+    """4 times 68 multiprocessors do more than 2 times 82."""
+    station = mixed("RTX 3090", "RTX 3080", "RTX 3090", "RTX 3080")
+    [sentence] = advised(station, 0, 1, 2, 3)
+    assert sentence.endswith("The RTX 3080 is the slower: give its ranks less to do.")
+    assert worth_using(station.devices) == list(station.devices)
+    me = Launch(launcher="torchrun", rank=0, world_size=2, local_world_size=2)
+    assert (idle_devices(me, station.devices, station) or "").startswith("2 of 4 dev")
+
+
+def test_who_is_told_to_leave_a_card_out_is_not_told_to_use_all() -> None:
+    """Three of three that are worth using are used."""
+    station = mixed("A100", "display", "A100", "A100")
+    three = Launch(launcher="torchrun", rank=0, world_size=3, local_world_size=3)
+    assert idle_devices(three, station.devices, station) is None
+    two = Launch(launcher="torchrun", rank=0, world_size=2, local_world_size=2)
+    assert idle_devices(two, station.devices, station) == (
+        "2 of 3 devices worth using on n1 will be used. "
+        "To use all: torchrun --nproc-per-node 3"
+    )
+
+
+def test_what_is_recommended_is_in_the_pool() -> None:
+    """NVLink joins 0 and 3, which the pool excludes; without them nothing is better."""
+    n1 = machine("rtx8000x4")
+    pool = [n1.devices[0], n1.devices[1], n1.devices[2]]
+    [sentence] = advice([n1.devices[0], n1.devices[1]], pool, n1)
+    assert "write gpus=[1, 2]," in sentence
+    assert advice(pool[1:], pool[1:], n1) == []
+    station = mixed("A100", "display", "A100", "A100")
+    [sentence] = advice(station.devices[:2], station.devices[:3], station)
+    assert sentence.endswith("leave it out with gpus=[0, 2].")

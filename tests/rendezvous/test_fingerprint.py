@@ -1,0 +1,139 @@
+"""What shows that two processes are of two jobs, and what does not."""
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from gpumap.mapping.launch import Launch
+from gpumap.rendezvous.fingerprint import Origin, difference, origin_of
+from helpers.environments import clean_environment
+from helpers.jobs import free_port
+
+OWNER = Origin(
+    rank=0,
+    hostname="n1",
+    pid=100,
+    pid_space="k1/4026531836",
+    job_id=None,
+    spawner=None,
+    parent=50,
+    script="train.py",
+    arguments="a1",
+    environment={"HOME": "h", "JOB": "a"},
+)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({}, None),
+        ({"parent": 51}, None),
+        ({"hostname": "n2", "arguments": "b2", "environment": {}}, None),
+        (
+            {"hostname": "n2", "script": "other.py"},
+            "another script: train.py and other",
+        ),
+        ({"arguments": "b2"}, "other arguments"),
+        ({"environment": {"HOME": "h", "JOB": "b"}}, "another environment: JOB"),
+        ({"environment": {"HOME": "h"}}, "another environment: JOB"),
+        ({"parent": 51, "environment": {}}, None),
+        ({"job_id": "7"}, "another job: None and 7"),
+        ({"spawner": 100}, None),
+        ({"spawner": 200}, "another spawning process: None and 200"),
+        # Two hosts of one name, or two containers of one host.
+        ({"pid_space": "k2/4026531836", "spawner": 200, "arguments": "b2"}, None),
+        ({"pid_space": None, "arguments": "b2"}, None),
+    ],
+    ids=str,
+)
+def test_evidence(changed: dict[str, Any], said: str | None) -> None:
+    """From another host, or another parent, less can be compared."""
+    newcomer = OWNER.model_copy(update={"rank": 1, "pid": 101, **changed})
+    found = difference(OWNER, newcomer)
+    assert (found or "").startswith(said or "")
+    assert (found is None) == (said is None)
+
+
+def test_a_jobs_name_outweighs_all_evidence() -> None:
+    """Alike, the rest may differ; unlike, the rest may be equal."""
+    a = OWNER.model_copy(update={"job_id": "7"})
+    b = a.model_copy(update={"arguments": "b2", "environment": {}, "spawner": 9})
+    assert difference(a, b) is None
+    assert difference(a, a.model_copy(update={"job_id": "8"})) is not None
+
+
+def test_ranks_spawned_by_one_python_are_one_job() -> None:
+    """Whatever each sets for itself."""
+    a = OWNER.model_copy(update={"spawner": 50})
+    b = a.model_copy(update={"rank": 1, "arguments": "b2", "environment": {}})
+    assert difference(a, b) is None
+    assert difference(a, b.model_copy(update={"spawner": 51})) is not None
+
+
+def test_secrets_and_ranks_are_not_compared() -> None:
+    """Nor written anywhere; of the rest, four hex digits of a digest."""
+    code = (
+        "from gpumap.rendezvous.fingerprint import origin_of\n"
+        "from gpumap.mapping.launch import Launch\n"
+        "launch = Launch(launcher='x', rank=0, world_size=2)\n"
+        "print(origin_of(launch).model_dump_json())"
+    )
+    extra = {"API_TOKEN": "t0psecret", "MY_RANK": "1", "PLAIN": "value"}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**clean_environment(), **extra},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = Origin.model_validate_json(done.stdout)
+    assert "PLAIN" in found.environment
+    assert not {"API_TOKEN", "MY_RANK"} & set(found.environment)
+    assert {len(digest) for digest in found.environment.values()} == {4}
+    assert origin_of(Launch(launcher="x", rank=1, world_size=2)).rank == 1
+
+
+SPAWNED = """
+import os, sys
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+import gpumap
+
+def work(rank, port, number):
+    os.environ.update(RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank),
+                      LOCAL_WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+    with gpumap.session(start_timeout=30):
+        x = torch.tensor([float(number)])
+        dist.all_reduce(x)
+        sys.stdout.write(f"sum {x.item()}\\n")
+        sys.stdout.flush()
+
+if __name__ == "__main__":
+    mp.spawn(work, (sys.argv[1], int(sys.argv[2])), nprocs=2)
+"""
+
+
+def test_two_scripts_that_spawn_on_one_port_do_not_mix(tmp_path: Any) -> None:
+    """The commonest clash: a fixed port in a script that is started twice."""
+    script = tmp_path / "spawned.py"
+    script.write_text(SPAWNED)
+    port = str(free_port())
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(script), port, number],
+            env=clean_environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for number in ("1", "100")
+    ]
+    outs = [process.communicate(timeout=100)[0] for process in processes]
+    sums = {line for out in outs for line in out.splitlines() if line.startswith("sum")}
+    assert sums in ({"sum 2.0"}, {"sum 200.0"}, {"sum 2.0", "sum 200.0"}), outs
+    assert 0 in [process.returncode for process in processes], outs
+    for process, out in zip(processes, outs, strict=True):
+        assert process.returncode == 0 or "another spawning process" in out, outs

@@ -1,0 +1,104 @@
+"""What a rank says while it waits, and what it keeps to itself."""
+
+import re
+import signal
+
+import pytest
+import torch.distributed as dist
+
+from gpumap.notes import note, notes_of
+from gpumap.rendezvous.failures import Fault
+from gpumap.rendezvous.messages import described, signal_name
+from gpumap.rendezvous.session_store import Board, TorchKeys
+from helpers.environments import rank_environment
+from helpers.jobs import endings, finish, free_port, run, start
+
+
+def test_the_stores_host_says_who_is_awaited_and_for_how_long() -> None:
+    """After five seconds; the others of a job keep silent."""
+    ended = run("train", 3, delays={2: 7.0})
+    assert [rank.code for rank in ended] == [0, 0, 0], ended
+    line = r"rank 2 of 3 not here yet; waiting for 2\d s more"
+    assert [len(re.findall(line, rank.out)) for rank in ended] == [1, 0, 0]
+
+
+def test_a_rank_whose_store_is_not_there_says_so() -> None:
+    """Where rank 0 itself is the one that does not come."""
+    port = free_port()
+    waiting = start(
+        "train", {**rank_environment(1, 2, port), "GPUMAP_START_TIMEOUT": "7"}
+    )
+    [rank] = finish([waiting])
+    assert f"rank 0 has not opened its store at 127.0.0.1:{port} yet" in rank.out
+    assert "did not open its store" in rank.out
+
+
+def test_start_timeout_can_be_set_for_a_script_that_has_its_own() -> None:
+    """The variable counts, the argument does not; an impossible one is told."""
+    every = {"GPUMAP_START_TIMEOUT": "2", "START_TIMEOUT": "300"}
+    [alone] = run("train", ranks=[0], every=every)
+    assert "rank 1 of 2 did not come within 2 s." in alone.out
+    [wrong] = run("train", ranks=[0], every={"GPUMAP_START_TIMEOUT": "soon"})
+    assert "SessionError: GPUMAP_START_TIMEOUT='soon' is not a time." in wrong.out
+
+
+@pytest.mark.parametrize(("how", "most"), [("start", 48), ("body", 0), ("end", 48)])
+def test_a_wait_asks_the_store_a_few_times_a_second(how: str, most: int) -> None:
+    """In eight seconds at the start or at the end; nothing at all while training."""
+    waiting, _ = endings(f"patient {how}", every={"LIMIT": "30"})
+    assert waiting.code == 0, waiting.out
+    assert int(re.findall(r"asked (\d+)", waiting.out)[0]) <= most
+
+
+@pytest.mark.parametrize("case", ["patient start", "rank_0_evaluates", "slow"])
+def test_no_wait_prints_torchs_warnings(case: str) -> None:
+    """The C++ client of the store warns at each time-out, twice a second."""
+    for rank in endings(case, every={"LIMIT": "30"}):
+        assert "[c10d]" not in rank.out
+        assert "TCPStore" not in rank.out
+
+
+class Unprintable(Exception):  # noqa: N818 - a user's own
+    """An error whose text fails."""
+
+    def __str__(self) -> str:
+        """Fail."""
+        raise RuntimeError
+
+
+def test_an_error_is_described_in_printable_words() -> None:
+    """Whatever its text is, or does."""
+    assert described(ValueError("a\udc80")) == "ValueError: a\\udc80"
+    assert described(KeyError()) == "KeyError"
+    assert described(Unprintable()) == "Unprintable: (its text cannot be printed)"
+    assert len(described(ValueError("y" * 10_000))) == 1000
+
+
+def test_notes_are_added_to_what_is_there() -> None:
+    """Also where that is no list."""
+    error = ValueError()
+    note(error, "one")
+    note(error, "two")
+    assert notes_of(error) == ["one", "two"]
+    error.__notes__ = 5  # type: ignore[assignment]
+    note(error, "three")
+    assert notes_of(error) == ["5", "three"]
+
+
+def test_every_signal_has_a_name() -> None:
+    """Real-time ones too, which Python does not name."""
+    assert signal_name(9) == "SIGKILL"
+    assert signal_name(signal.SIGRTMIN + 3) == "SIGRTMIN+3"
+
+
+def test_nothing_that_another_process_wrote_commands_a_terminal() -> None:
+    """ESC, CSI in one byte, NUL, a bell, and a mark that turns the direction."""
+    board = Board(TorchKeys(dist.HashStore()), "x/")
+    kept = Fault(text="学習\u3000実験\u00a0\u200d.py")
+    board.write("kept", kept)
+    assert board.read("kept", Fault) == kept
+    fault = Fault(text="a\x1b[2J\x9b1m\0\a\u202eb\nc\td é", hint="\x7f", ranks=(1,))
+    board.write("outcome", fault)
+    assert board.read("outcome", Fault) == Fault(
+        text="a\\x1b[2J\\x9b1m\\x00\\x07\\u202eb\nc\td é", hint="\\x7f", ranks=(1,)
+    )

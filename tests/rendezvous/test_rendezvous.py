@@ -1,0 +1,43 @@
+"""The store on which ranks meet, and what becomes of it in children."""
+
+import os
+import signal
+import time
+
+from gpumap.mapping.launch import Launch
+from gpumap.rendezvous import rendezvous
+from gpumap.rendezvous.rendezvous import meet
+from helpers.jobs import free_port
+
+
+def test_a_child_leaves_its_parents_store_alone() -> None:
+    """Its end would wait for the server's thread, which runs in the parent only."""
+    launch = Launch(
+        launcher="torchrun",
+        rank=0,
+        world_size=2,
+        local_rank=0,
+        local_world_size=2,
+        master_addr="127.0.0.1",
+        master_port=free_port(),
+    )
+    before = dict(rendezvous._opened)
+    assert meet(launch, 10, {}).hosted
+    pid = os.fork()
+    if pid == 0:
+        os._exit(3)
+    status = None
+    for _ in range(100):
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            break
+        time.sleep(0.05)
+    else:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    assert status == 3 * 256
+    meeting = meet(launch, 10, {})
+    meeting.store.set("still", "here")
+    assert meeting.store.get("still") == b"here"
+    rendezvous._opened.clear()
+    rendezvous._opened.update(before)

@@ -1,0 +1,175 @@
+"""gpumap's own client of torch's TCPStore, against torch's server and client."""
+
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch.distributed as dist
+
+from gpumap.rendezvous.store_client import Client, StoreLostError
+from gpumap.rendezvous.tcp import store_on_loopback
+
+
+@pytest.fixture(params=[True, False], ids=["libuv", "threads"])
+def store(request: pytest.FixtureRequest) -> dist.TCPStore:
+    """Return a store, by either of torch's servers."""
+    return dist.TCPStore(
+        "127.0.0.1", 0, is_master=True, wait_for_workers=False, use_libuv=request.param
+    )
+
+
+@pytest.fixture
+def client(store: dist.TCPStore) -> Iterator[Client]:
+    """Return a client of it."""
+    client = Client("127.0.0.1", store.port, 5)
+    yield client
+    client.close()
+
+
+def test_both_clients_read_what_either_wrote(
+    store: dist.TCPStore, client: Client
+) -> None:
+    """Keys, counters, and the first of two that claim one."""
+    client.set("a", b"one")
+    assert store.get("a") == b"one"
+    store.set("b", "two")
+    assert client.get("b") == b"two"
+    assert [client.check(key) for key in ("b", "c")] == [True, False]
+    assert client.compare_set("d", b"", b"mine") == b"mine"
+    assert store.compare_set("d", "", "theirs") == b"mine"
+    assert client.compare_set("d", b"", b"mine again") == b"mine"
+    assert [client.add("n", 2), store.add("n", 3), client.add("n", 0)] == [2, 5, 5]
+    client.set("large", b"x" * 300_000)
+    assert client.get("large") == b"x" * 300_000
+
+
+def test_a_wait_ends_with_the_key_or_with_its_time(
+    store: dist.TCPStore, client: Client
+) -> None:
+    """And the connection is as good as before."""
+    assert not client.wait("later", 0.2)
+    threading.Timer(0.2, lambda: store.set("later", "now")).start()
+    assert client.wait("later", 10)
+    assert client.wait("later", 0)
+    assert client.get("later") == b"now"
+
+
+def write_and_read(store: dist.TCPStore, key: str) -> None:
+    """Write a key, and return once the server has it; torch's set() does not wait."""
+    store.set(key, "here")
+    store.get(key)
+
+
+def test_a_key_that_comes_while_its_wait_is_given_up_is_not_lost(
+    store: dist.TCPStore, client: Client
+) -> None:
+    """Both are answered then; neither answer is taken for the next request's."""
+    for number in range(200):
+        key = f"key/{number}"
+        setter = threading.Timer(0.001, write_and_read, (store, key))
+        setter.start()
+        client.wait(key, 0.001)
+        setter.join()
+        assert client.check(key)
+        assert client.add("count", 1) == number + 1
+
+
+def test_a_wait_ends_when_another_descriptor_can_be_read(client: Client) -> None:
+    """A listener waits for the ends of processes at the same time."""
+    reader, writer = os.pipe()
+    try:
+        threading.Timer(0.2, lambda: os.write(writer, b"x")).start()
+        began = time.monotonic()
+        assert not client.wait("never", 30, [reader])
+        assert time.monotonic() - began < 10
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+def test_a_signal_interrupts_a_wait_and_the_next_request_is_answered(
+    store: dist.TCPStore, client: Client
+) -> None:
+    """The answer of the request that was interrupted is never read for another's."""
+
+    def interrupt(*_: object) -> None:
+        raise InterruptedError
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    try:
+        with pytest.raises((InterruptedError, StoreLostError)):
+            client.wait("never", 30)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    store.set("after", "it")
+    assert client.get("after") == b"it"
+
+
+def test_a_server_that_goes_is_told_at_once() -> None:
+    """The wait ends, and so does every later request."""
+    stores = [store_on_loopback()]
+    port = stores[0][1]
+    client = Client("127.0.0.1", port, 5)
+    threading.Timer(0.2, stores.clear).start()
+    with pytest.raises(StoreLostError, match=f"127.0.0.1:{port}: "):
+        client.wait("never", 30)
+    with pytest.raises((StoreLostError, OSError)):
+        client.check("a")
+    client.close()
+
+
+@pytest.mark.parametrize("said", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"])
+def test_who_is_no_store_is_told_from_who_is_not_there(said: bytes) -> None:
+    """A server that is silent, or speaks another language."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+
+        def answer() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.sendall(said)
+                time.sleep(1)
+
+        threading.Thread(target=answer, daemon=True).start()
+        with pytest.raises(StoreLostError):
+            Client("127.0.0.1", port, 0.5)
+    with pytest.raises(ConnectionRefusedError):
+        Client("127.0.0.1", port, 0.5)
+
+
+def test_a_forked_child_has_no_connection(client: Client) -> None:
+    """Its requests are refused, and the parent's connection stays open."""
+    client.set("parents", b"own")
+    pid = os.fork()
+    if pid == 0:
+        try:
+            client.get("parents")
+        except StoreLostError:
+            os._exit(3)
+        finally:
+            os._exit(4)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 3
+    assert client.get("parents") == b"own"
+
+
+def test_many_files_may_be_open(client: Client) -> None:
+    """select() takes descriptors up to 1023 only."""
+    import resource  # noqa: PLC0415 - Linux only, as this limit
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+    client.close()
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        client.set("high", b"descriptor")
+        assert client.fileno() > 1023
+        assert client.wait("high", 1)
+    finally:
+        for file in files:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

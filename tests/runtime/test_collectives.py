@@ -1,0 +1,37 @@
+"""What is known of this process's collectives, by torch's own recorder."""
+
+import subprocess
+import sys
+
+from helpers.environments import clean_environment
+
+COUNTS = """
+import torch, torch.distributed as dist
+from gpumap.runtime.collectives import newest, progress
+
+def reduce(times, group=None):
+    for _ in range(times):
+        dist.all_reduce(torch.ones(1), group=group)
+
+dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+name, before = dist.group.WORLD.group_name, newest()
+print(progress(name, before).made)
+reduce(5)
+print(progress(name, before).made)
+print(progress(name, newest()).made)
+reduce(2000, dist.new_group([0]))
+print(progress(name, before).made)
+"""
+
+
+def test_what_is_counted_and_what_is_not_known() -> None:
+    """None at first, five, none of a later group; then they are pushed out."""
+    done = subprocess.run(
+        [sys.executable, "-c", COUNTS],
+        env=clean_environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=110,
+        check=True,
+    )
+    assert done.stdout.split() == ["0", "5", "0", "None"]

@@ -1,0 +1,51 @@
+"""How values travel between spawn and its ranks."""
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from gpumap.spawning import pickling
+from gpumap.spawning.pickling import dumps, loads
+
+
+@pytest.mark.parametrize("pickler", ["pickle", "cloudpickle"])
+def test_values_come_back_alike(pickler: str) -> None:
+    """Tensors with what they are, models, and by cloudpickle a lambda."""
+    model = nn.Linear(2, 3)
+    there: Any = loads(dumps((model, torch.ones(2, requires_grad=True), 5), pickler))
+    assert torch.equal(there[0].weight, model.weight)
+    assert isinstance(there[0].weight, nn.Parameter)
+    assert there[1].requires_grad
+    assert there[2] == 5
+    if pickler == "cloudpickle":
+        assert loads(dumps(lambda: 6, pickler))() == 6
+
+
+@pytest.mark.parametrize("pickler", ["pickle", "cloudpickle"])
+def test_a_tensor_on_an_accelerator_travels_as_a_copy_on_the_cpu(
+    pickler: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Loading one opens a context on its device in every process; a warning says so.
+
+    No machine that runs this has a GPU: tensors of a certain size stand for its own.
+    """
+    monkeypatch.setattr(pickling, "is_on_accelerator", lambda t: t.numel() == 6)
+    model = nn.Linear(2, 3)
+    leaf = torch.arange(6.0, requires_grad=True)
+    with caplog.at_level(logging.WARNING, "gpumap"):
+        there: Any = loads(dumps({"model": model, "leaf": leaf}, pickler))
+    assert torch.equal(there["model"].weight, model.weight)
+    assert isinstance(there["model"].weight, nn.Parameter)
+    assert torch.equal(there["leaf"], leaf)
+    assert there["leaf"].requires_grad
+    [record] = caplog.records
+    assert "tensors on cpu went to another process as copies on" in record.message
+
+
+def test_what_is_on_an_accelerator() -> None:
+    """Neither the CPU nor a shape without values."""
+    assert not pickling.is_on_accelerator(torch.ones(1))
+    assert not pickling.is_on_accelerator(torch.ones(1, device="meta"))
