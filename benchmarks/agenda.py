@@ -13,14 +13,14 @@ from torch.distributed import Store
 import gpumap
 from gpumap.detect.rehearsal import REHEARSAL
 from gpumap.errors import GpumapError
-from gpumap.mapping.base import Value
+from gpumap.mapping.base import FrozenModel
 from gpumap.mapping.devices import Device, Node
 from gpumap.mapping.placement import Placement, refuse_conflicts
 
 __all__ = ["Word", "agenda", "agree"]
 
 
-class Word(Value):
+class Word(FrozenModel):
     """What one rank says: where each strategy places it, or why it does not."""
 
     node: Node
@@ -73,11 +73,11 @@ def _word(options: Options, session: gpumap.Session, backend: str) -> Word:
     refused: dict[str, str] = {}
     for name in options.strategies:
         try:
-            choice = choice_of(name, options)
+            policy = choice_of(name, options)
             placement = gpumap.place(
-                launch, node, choice.strategy, gpus=choice.gpus, scores=choice.scores
+                launch, node, policy.strategy, gpus=policy.gpus, scores=policy.scores
             )
-            refuse_conflicts(placement, node, choice, backend)
+            refuse_conflicts(placement, node, policy, backend)
         except GpumapError as error:
             refused[name] = error.happened
         else:

@@ -123,11 +123,11 @@ def _openers(outcome: Outcome, meeting: gpumap.Session) -> dict[str, Opener]:
 
 @contextmanager
 def _by_gpumap(way: Way, options: Options) -> Generator[torch.device, None, None]:
-    choice = choice_of(way.seatings[0].strategies[0], options)
+    policy = choice_of(way.seatings[0].strategies[0], options)
     with gpumap.session(
-        strategy=choice.strategy,
-        gpus=choice.gpus,
-        scores=choice.scores,
+        strategy=policy.strategy,
+        gpus=policy.gpus,
+        scores=policy.scores,
         backend=options.backend,
     ) as session:
         yield session.device

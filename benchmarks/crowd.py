@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from gpumap.mapping.identity import Identity
 from gpumap.rendezvous.members import Member, Terms
 from gpumap.rendezvous.roll_call import roll_call
-from gpumap.rendezvous.session_store import Board
+from gpumap.rendezvous.session_store import SessionStore
 from gpumap.rendezvous.store_client import Client
 from gpumap.rendezvous.tcp import store_on_loopback
 
@@ -39,7 +39,7 @@ def roll_call_seconds(world_size: int) -> float:
 
 def _answer(rank: int, port: int, world_size: int, start: threading.Barrier) -> None:
     client = Client("127.0.0.1", port, _PATIENCE)
-    board = Board(client, "gpumap/0/1")
+    board = SessionStore(client, "gpumap/0/1")
     device = f"cuda:{rank}"
     me = Member(
         rank=rank,

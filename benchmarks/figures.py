@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from options import Options
 
-from gpumap.mapping.base import Value
+from gpumap.mapping.base import FrozenModel
 from gpumap.mapping.placement import Placement
 
 __all__ = [
@@ -26,7 +26,7 @@ __all__ = [
 BY_HAND = "by hand"
 
 
-class Timing(Value):
+class Timing(FrozenModel):
     """One size, in place or out of place.
 
     Attributes:
@@ -43,7 +43,7 @@ class Timing(Value):
         return statistics.median(self.seconds)
 
 
-class Row(Value):
+class Row(FrozenModel):
     """One size; size in bytes, count in elements."""
 
     size: int
@@ -57,7 +57,7 @@ class Row(Value):
         return self.out_of_place, self.in_place
 
 
-class Seating(Value):
+class Seating(FrozenModel):
     """Where strategies place the ranks.
 
     Attributes:
@@ -76,7 +76,7 @@ class Seating(Value):
     ring: tuple[float, str] | None = None
 
 
-class Way(Value):
+class Way(FrozenModel):
     """What is measured once: strategies that use the same devices, or the hand.
 
     Attributes:
@@ -99,7 +99,7 @@ class Way(Value):
         return sum(timing.wrong for row in self.rows for timing in row.timings)
 
 
-class Outcome(Value):
+class Outcome(FrozenModel):
     """All that was found.
 
     Attributes:

@@ -8,7 +8,7 @@ from options import Options
 
 from gpumap.mapping.best_links import BANDWIDTHS, MOST_EXACT, ring_link
 from gpumap.mapping.devices import Device, Node
-from gpumap.mapping.policy import Choice, StrategyName
+from gpumap.mapping.policy import Policy, StrategyName
 from gpumap.mapping.tables import link_name
 
 __all__ = ["bandwidths", "choice_of", "links_among"]
@@ -24,11 +24,11 @@ _NVLINKS = (
 )
 
 
-def choice_of(strategy: str, options: Options) -> Choice:
+def choice_of(strategy: str, options: Options) -> Policy:
     """Return what a session is asked for by one of the options' strategies."""
     scores = options.scores if strategy == "scored" else None
     name = cast("StrategyName", strategy)
-    return Choice.of(name, options.gpus, scores, oversubscribe=False)
+    return Policy.of(name, options.gpus, scores, oversubscribe=False)
 
 
 def bandwidths(node: Node) -> Mapping[str, float]:

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from gpumap.errors import SessionError
-from gpumap.mapping.base import Count, Index, Value
+from gpumap.mapping.base import Count, FrozenModel, Index
 from gpumap.mapping.device_refs import Plain
 
 __all__ = ["ITEM_SIZES", "MOST_RANKS", "Options", "Type"]
@@ -20,7 +20,7 @@ _MOST_BYTES = {"cpu": 256 * 2**20}
 Type = Literal["float", "double", "half", "bfloat16"]
 
 
-class Options(Value):
+class Options(FrozenModel):
     """What is measured; rank 0's hold for all.
 
     Attributes:

@@ -70,13 +70,13 @@ def _lines(node: Node, count: int, options: Options) -> Iterator[str]:
 
 
 def _devices(strategy: str, node: Node, count: int, options: Options) -> list[Device]:
-    choice = choice_of(strategy, options)
+    policy = choice_of(strategy, options)
     plan = gpumap.plan(
         [node],
         [count],
-        strategy=choice.strategy,
-        gpus=choice.gpus,
-        scores=choice.scores,
+        strategy=policy.strategy,
+        gpus=policy.gpus,
+        scores=policy.scores,
     )
     if conflicts := plan.conflicts():
         raise PlacementError(f"{conflicts[0]}.", "", "Start fewer processes.")

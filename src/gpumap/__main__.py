@@ -12,7 +12,7 @@ from gpumap.detect.launchers import detect_launch, launched_on
 from gpumap.detect.nvml import nvml_node
 from gpumap.detect.rehearsal import REHEARSAL, rehearsed_nodes
 from gpumap.errors import DeviceError, GpumapError
-from gpumap.mapping.base import Value
+from gpumap.mapping.base import FrozenModel
 from gpumap.mapping.device_refs import DeviceRef, refs_of
 from gpumap.mapping.devices import Node
 from gpumap.mapping.diagnostics import advice, idle_devices
@@ -25,7 +25,7 @@ from gpumap.mapping.placement import (
     place,
     refuse_conflicts,
 )
-from gpumap.mapping.policy import Choice, Scores, StrategyName, pool_named
+from gpumap.mapping.policy import Policy, Scores, StrategyName, pool_named
 from gpumap.mapping.strategies import allowed_devices, pool_of
 from gpumap.mapping.tables import device_table, link_table, placement_table
 from gpumap.mapping.visibility import doubt, mask_of
@@ -41,7 +41,7 @@ examples:
 """
 
 
-class Report(Value):
+class Report(FrozenModel):
     """All that is shown; as JSON with --json.
 
     Attributes:
@@ -158,13 +158,13 @@ def _steps(asked: argparse.Namespace) -> Generator[Report, None, None]:
     shown_mask = mask and (mask[0], mask[1].encode(errors="replace").decode())
     yield (report := report.model_copy(update={"node": node, "mask": shown_mask}))
     pool = pool_named(asked.gpus, os.environ)
-    choice = Choice.of(
+    policy = Policy.of(
         asked.strategy, pool, asked.scores, oversubscribe=asked.oversubscribe
     )
     nodes: Sequence[Node] = [node]
     if launch is None or (asked.machine is not None and launch.world_size == 1):
         nodes = _cluster(asked, node, environ)
-        launches = _pretended(asked.nproc or _fitting(choice, node), len(nodes))
+        launches = _pretended(asked.nproc or _fitting(policy, node), len(nodes))
     else:
         launches = [launched_on(node, launch, os.environ)]
     cluster = tuple(nodes) if len(nodes) > 1 else ()
@@ -173,7 +173,7 @@ def _steps(asked: argparse.Namespace) -> Generator[Report, None, None]:
     placements: list[Placement] = []
     warnings = [doubt(node, os.environ), None if report.machine else _unseen(node)]
     for one, here in zip(launches, nodes, strict=True):
-        found, said = _on_node(one, here, choice, asked.backend)
+        found, said = _on_node(one, here, policy, asked.backend)
         placements += found
         warnings += said
     yield report.model_copy(
@@ -187,23 +187,23 @@ def _steps(asked: argparse.Namespace) -> Generator[Report, None, None]:
 
 
 def _on_node(
-    launch: Launch, node: Node, choice: Choice, backend: str
+    launch: Launch, node: Node, policy: Policy, backend: str
 ) -> tuple[list[Placement], list[str | None]]:
     """Return the placements of a node's ranks, and what is worth a second thought.
 
     Of this rank alone, where it is not the node's first.
     """
-    mine = _placed(launch, node, choice)
-    refuse_conflicts(mine, node, choice, backend)
+    mine = _placed(launch, node, policy)
+    refuse_conflicts(mine, node, policy, backend)
     shown = neighbours(launch) if not launch.local_rank else [launch]
-    placements = [_placed(one, node, choice) for one in shown]
+    placements = [_placed(one, node, policy) for one in shown]
     if mine.device.kind == "cpu":
         return placements, []
-    devices = devices_here(choice, launch, node)
-    pool = allowed_devices(choice, launch, node)
+    devices = devices_here(policy, launch, node)
+    pool = allowed_devices(policy, launch, node)
     return placements, [
-        idle_devices(launch, pool_of(choice, launch, node), node),
-        *advice(devices, pool, node, choice.name),
+        idle_devices(launch, pool_of(policy, launch, node), node),
+        *advice(devices, pool, node, policy.name),
     ]
 
 
@@ -268,9 +268,9 @@ def _cluster(
     return nodes if len(nodes) > 1 else nodes * asked.nodes
 
 
-def _fitting(choice: Choice, node: Node) -> int:
+def _fitting(policy: Policy, node: Node) -> int:
     """Return how many processes fit a machine that was named without --nproc."""
-    listed = choice.listed(node, 0)
+    listed = policy.listed(node, 0)
     return max(1, len(apart(node.devices) if listed is None else listed))
 
 
@@ -294,14 +294,14 @@ def _pretended(processes: int, nodes: int) -> list[Launch]:
 _ALONE = _pretended(1, 1)[0]
 
 
-def _placed(launch: Launch, node: Node, choice: Choice) -> Placement:
+def _placed(launch: Launch, node: Node, policy: Policy) -> Placement:
     return place(
         launch,
         node,
-        choice.strategy,
-        gpus=choice.gpus,
-        scores=choice.scores,
-        oversubscribe=choice.oversubscribe,
+        policy.strategy,
+        gpus=policy.gpus,
+        scores=policy.scores,
+        oversubscribe=policy.oversubscribe,
     )
 
 

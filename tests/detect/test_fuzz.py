@@ -27,7 +27,7 @@ from gpumap.mapping.placement import (
     refuse_conflicts,
 )
 from gpumap.mapping.plan import plan
-from gpumap.mapping.policy import Choice
+from gpumap.mapping.policy import Policy
 from gpumap.mapping.strategies import allowed_devices
 from gpumap.mapping.visibility import ALL_MASKS, doubt, visible
 from helpers.captured import jobs
@@ -202,8 +202,8 @@ def test_choices_give_a_device_or_an_error_of_gpumaps() -> None:
             neighbours(launch)
 
 
-def _choice(strategy: Any, asked: Mapping[str, Any]) -> Choice:
-    return Choice.of(
+def _choice(strategy: Any, asked: Mapping[str, Any]) -> Policy:
+    return Policy.of(
         strategy, asked["gpus"], asked["scores"], oversubscribe=asked["oversubscribe"]
     )
 

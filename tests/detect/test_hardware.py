@@ -154,7 +154,9 @@ def test_torch_and_nvml_are_joined_by_uuid(monkeypatch: pytest.MonkeyPatch) -> N
     )
     by_bus = [d.model_copy(update={"index": n}) for n, d in enumerate((slow, fast))]
     physical = Node(hostname="n1", devices=tuple(by_bus))
-    monkeypatch.setattr("helpers.pretended.Nvml.link", lambda *_: machine("rtx3090x2").links[0])
+    monkeypatch.setattr(
+        "helpers.pretended.Nvml.link", lambda *_: machine("rtx3090x2").links[0]
+    )
     pretend_nvml(monkeypatch, physical)
     pretend_torch(monkeypatch, [fast, slow])
     first, second = detect_node("cuda", {"CUDA_VISIBLE_DEVICES": "0,1"}).devices

@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 
 import gpumap
-from gpumap.rendezvous.session_store import Board
-from gpumap.runtime.shutdown import Ending
+from gpumap.rendezvous.session_store import SessionStore
+from gpumap.runtime.shutdown import Shutdown
 
 RANK = int(os.environ.get("RANK", "0"))
 # Whoever only imports this has no arguments.
@@ -72,11 +72,11 @@ def main() -> None:
         failing(lambda: None)()
     # Inside the roll call: the rank has claimed its device and is not counted yet.
     if WHEN == "roll call":
-        Board.count = failing(Board.count)  # type: ignore[method-assign]
+        SessionStore.count = failing(SessionStore.count)  # type: ignore[method-assign]
     if WHEN == "after":
         dist.init_process_group = failing(dist.init_process_group)
     if WHEN == "leaving":
-        Ending.meet = failing(Ending.meet)  # type: ignore[method-assign]
+        Shutdown.meet = failing(Shutdown.meet)  # type: ignore[method-assign]
     said: dict[str, Any] = {"error": None}
     try:
         train()

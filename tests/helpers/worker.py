@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 
 import gpumap
-from gpumap.rendezvous.session_store import Board
+from gpumap.rendezvous.session_store import SessionStore
 
 RANK = int(os.environ.get("RANK", "0"))
 START = float(os.environ.get("START_TIMEOUT", "30"))
@@ -342,7 +342,7 @@ def interrupted() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def interrupt() -> None:
-        while not is_in(Board.wait, main):
+        while not is_in(SessionStore.wait, main):
             time.sleep(0.05)
         os.kill(os.getpid(), signal.SIGINT)
         flag.touch()

@@ -13,7 +13,7 @@ from gpumap.mapping.diagnostics import idle_devices
 from gpumap.mapping.launch import Launch
 from gpumap.mapping.placement import place, refuse_conflicts
 from gpumap.mapping.plan import plan
-from gpumap.mapping.policy import Choice, Gpus, Strategy
+from gpumap.mapping.policy import Gpus, Policy, Strategy
 from gpumap.notes import notes_of
 from helpers.nodes import MIG, launch, node
 
@@ -214,7 +214,7 @@ def test_one_device_needs_no_local_rank(strategy: Strategy) -> None:
     placed = place(me, node(1), strategy)
     assert placed.device.index == 0
     assert placed.why.startswith("it is the only device in reach; torch variables")
-    conflict(me, node(1), Choice.of(strategy, None, None, oversubscribe=False))
+    conflict(me, node(1), Policy.of(strategy, None, None, oversubscribe=False))
     with pytest.raises(PlacementError, match="local rank 1 and up would have none"):
         place(me.model_copy(update={"local_rank": 1}), node(1))
 
@@ -297,20 +297,20 @@ def test_wrong_input_is_told_what_to_write(how: dict[str, Any], said: str) -> No
     assert caught.value.hint
 
 
-def conflict(me: Launch, n1: Node, choice: Choice, *, can_share: bool = False) -> None:
+def conflict(me: Launch, n1: Node, policy: Policy, *, can_share: bool = False) -> None:
     """Place a rank and check its neighbours."""
     placed = place(
-        me, n1, choice.strategy, gpus=choice.gpus, oversubscribe=choice.oversubscribe
+        me, n1, policy.strategy, gpus=policy.gpus, oversubscribe=policy.oversubscribe
     )
-    refuse_conflicts(placed, n1, choice, "gloo" if can_share else "nccl")
+    refuse_conflicts(placed, n1, policy, "gloo" if can_share else "nccl")
 
 
 def test_two_ranks_on_one_device_are_named_with_what_would_fix_it() -> None:
     """Four local ranks by rank % 2: every rank says the same."""
-    choice = Choice.of("modulo", None, None, oversubscribe=False)
+    policy = Policy.of("modulo", None, None, oversubscribe=False)
     for local_rank in range(4):
         with pytest.raises(PlacementError) as caught:
-            conflict(launch(local_rank, 4), node(2), choice)
+            conflict(launch(local_rank, 4), node(2), policy)
         assert str(caught.value) == (
             "rank 0 and rank 2 are both placed on cuda:0 (GPU-a000n1…) on host n1.\n"
             'strategy "modulo" gives pool[rank % 2] for 4 local ranks.\n'
@@ -322,10 +322,10 @@ def test_two_ranks_on_one_device_are_named_with_what_would_fix_it() -> None:
 
 def test_a_conflict_on_an_uneven_second_node_is_found_there() -> None:
     """Ranks 4 to 6 by rank % 2 on a node of two: 4 and 6 meet."""
-    choice = Choice.of("modulo", None, None, oversubscribe=False)
+    policy = Policy.of("modulo", None, None, oversubscribe=False)
     me = launch(1, 3, node_rank=1, rank=5, world_size=7)
     with pytest.raises(PlacementError, match="rank 4 and rank 6 are both placed"):
-        conflict(me, node(2), choice)
+        conflict(me, node(2), policy)
 
 
 def test_cyclic_ranks_that_meet_are_found_where_the_launcher_lists_them() -> None:
@@ -333,9 +333,9 @@ def test_cyclic_ranks_that_meet_are_found_where_the_launcher_lists_them() -> Non
     cyclic = launch(1, 2, rank=2, world_size=4).model_copy(
         update={"launcher": "Slurm", "node_ranks": (0, 2)}
     )
-    choice = Choice.of("modulo", None, None, oversubscribe=False)
+    policy = Policy.of("modulo", None, None, oversubscribe=False)
     with pytest.raises(PlacementError) as caught:
-        conflict(cyclic, node(2), choice)
+        conflict(cyclic, node(2), policy)
     assert caught.value.happened == (
         "rank 0 and rank 2 are both placed on cuda:0 (GPU-a000n1…) on host n1."
     )
@@ -344,18 +344,18 @@ def test_cyclic_ranks_that_meet_are_found_where_the_launcher_lists_them() -> Non
 
 def test_a_function_that_gives_all_ranks_one_device_is_a_conflict() -> None:
     """The default GPU in a script, set_device forgotten."""
-    choice = Choice.of(lambda *_: 0, None, None, oversubscribe=False)
+    policy = Policy.of(lambda *_: 0, None, None, oversubscribe=False)
     with pytest.raises(PlacementError, match="rank 0 and rank 1 are both placed"):
-        conflict(launch(1, 2), node(2), choice)
+        conflict(launch(1, 2), node(2), policy)
 
 
 @pytest.mark.parametrize("local_rank", [0, 1])
 def test_slices_of_one_gpu_are_refused_for_nccl_alone(local_rank: int) -> None:
     """Three slices of GPU 1, two of GPU 2: ranks 0 and 1 would share GPU 1."""
-    choice = Choice.of(None, None, None, oversubscribe=False)
-    conflict(launch(local_rank, 2), MIG, choice, can_share=True)
+    policy = Policy.of(None, None, None, oversubscribe=False)
+    conflict(launch(local_rank, 2), MIG, policy, can_share=True)
     with pytest.raises(PlacementError) as caught:
-        conflict(launch(local_rank, 2), MIG, choice)
+        conflict(launch(local_rank, 2), MIG, policy)
     assert caught.value.ranks == (0, 1)
     assert str(caught.value) == (
         "rank 0 and rank 1 are on MIG slices of one GPU, "
@@ -380,35 +380,35 @@ def test_of_slices_only_one_of_each_gpu_can_be_idle() -> None:
 def test_slices_of_two_gpus_go_together() -> None:
     """Named by MIG ids, of which the start is enough."""
     gpus = ["MIG-703f", "MIG-3b12da37-7fa2-596c-8655-62dab88f0b64"]
-    choice = Choice.of(None, gpus, None, oversubscribe=False)
-    conflict(launch(1, 2), MIG, choice)
+    policy = Policy.of(None, gpus, None, oversubscribe=False)
+    conflict(launch(1, 2), MIG, policy)
     assert place(launch(1, 2), MIG, gpus=gpus).device.physical_index == 1
 
 
 def test_more_ranks_than_devices_is_a_conflict_in_any_distribution() -> None:
     """Where a launcher may deal ranks in any order, counting is enough."""
     me = launch(0, 4, rank=0, world_size=8).model_copy(update={"node_ranks": None})
-    choice = Choice.of("modulo", None, None, oversubscribe=False)
+    policy = Policy.of("modulo", None, None, oversubscribe=False)
     with pytest.raises(
         PlacementError, match="4 local ranks share 2 devices on host n1"
     ):
-        conflict(me, node(2), choice)
+        conflict(me, node(2), policy)
 
 
 def test_sharing_is_for_backends_that_can() -> None:
     """oversubscribe=True and NCCL is an error; with gloo it is what was asked for."""
-    choice = Choice.of("modulo", None, None, oversubscribe=True)
-    conflict(launch(3, 4), node(2), choice, can_share=True)
+    policy = Policy.of("modulo", None, None, oversubscribe=True)
+    conflict(launch(3, 4), node(2), policy, can_share=True)
     with pytest.raises(PlacementError, match="cannot run two ranks on one device"):
-        conflict(launch(3, 4), node(2), choice, can_share=False)
-    twice = Choice.of("explicit", [0, 0], None, oversubscribe=True)
+        conflict(launch(3, 4), node(2), policy, can_share=False)
+    twice = Policy.of("explicit", [0, 0], None, oversubscribe=True)
     conflict(launch(1, 2), node(2), twice, can_share=True)
 
 
 def test_bound_tasks_are_left_to_the_roll_call() -> None:
     """Each sees one device: whether they differ shows only when all compare."""
-    choice = Choice.of(None, None, None, oversubscribe=False)
-    conflict(launch(1, 2, devices_bound=True), node(1), choice)
+    policy = Policy.of(None, None, None, oversubscribe=False)
+    conflict(launch(1, 2, devices_bound=True), node(1), policy)
 
 
 @given(
@@ -422,13 +422,13 @@ def test_a_placement_that_passes_uses_no_device_twice(
 ) -> None:
     """Every rank is placed on its own device of the pool, or every rank is refused."""
     gpus = random.sample(range(devices), random.randint(1, devices))
-    choice = Choice.of(strategy, gpus, None, oversubscribe=False)
+    policy = Policy.of(strategy, gpus, None, oversubscribe=False)
     placed: list[Device] = []
     refused = 0
     for local_rank in range(processes):
         me = launch(local_rank, processes)
         try:
-            conflict(me, node(devices), choice)
+            conflict(me, node(devices), policy)
             placed.append(place(me, node(devices), strategy, gpus=gpus).device)
         except PlacementError:
             refused += 1

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from gpumap.mapping.launch import Launch
-from gpumap.rendezvous.fingerprint import Origin, difference, origin_of
+from gpumap.rendezvous.fingerprint import Fingerprint, fingerprint_of, mismatch
 from helpers.environments import clean_environment
 from helpers.jobs import free_port
 
-OWNER = Origin(
+OWNER = Fingerprint(
     rank=0,
     hostname="n1",
     pid=100,
@@ -51,7 +51,7 @@ OWNER = Origin(
 def test_evidence(changed: dict[str, Any], said: str | None) -> None:
     """From another host, or another parent, less can be compared."""
     newcomer = OWNER.model_copy(update={"rank": 1, "pid": 101, **changed})
-    found = difference(OWNER, newcomer)
+    found = mismatch(OWNER, newcomer)
     assert (found or "").startswith(said or "")
     assert (found is None) == (said is None)
 
@@ -60,16 +60,16 @@ def test_a_jobs_name_outweighs_all_evidence() -> None:
     """Alike, the rest may differ; unlike, the rest may be equal."""
     a = OWNER.model_copy(update={"job_id": "7"})
     b = a.model_copy(update={"arguments": "b2", "environment": {}, "spawner": 9})
-    assert difference(a, b) is None
-    assert difference(a, a.model_copy(update={"job_id": "8"})) is not None
+    assert mismatch(a, b) is None
+    assert mismatch(a, a.model_copy(update={"job_id": "8"})) is not None
 
 
 def test_ranks_spawned_by_one_python_are_one_job() -> None:
     """Whatever each sets for itself."""
     a = OWNER.model_copy(update={"spawner": 50})
     b = a.model_copy(update={"rank": 1, "arguments": "b2", "environment": {}})
-    assert difference(a, b) is None
-    assert difference(a, b.model_copy(update={"spawner": 51})) is not None
+    assert mismatch(a, b) is None
+    assert mismatch(a, b.model_copy(update={"spawner": 51})) is not None
 
 
 def test_secrets_and_ranks_are_not_compared() -> None:
@@ -88,11 +88,11 @@ def test_secrets_and_ranks_are_not_compared() -> None:
         text=True,
         check=True,
     )
-    found = Origin.model_validate_json(done.stdout)
+    found = Fingerprint.model_validate_json(done.stdout)
     assert "PLAIN" in found.environment
     assert not {"API_TOKEN", "MY_RANK"} & set(found.environment)
     assert {len(digest) for digest in found.environment.values()} == {4}
-    assert origin_of(Launch(launcher="x", rank=1, world_size=2)).rank == 1
+    assert fingerprint_of(Launch(launcher="x", rank=1, world_size=2)).rank == 1
 
 
 SPAWNED = """

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from gpumap.notes import note, notes_of
 from gpumap.rendezvous.failures import Fault
 from gpumap.rendezvous.messages import described, signal_name
-from gpumap.rendezvous.session_store import Board, TorchKeys
+from gpumap.rendezvous.session_store import SessionStore, TorchKeys
 from helpers.environments import rank_environment
 from helpers.jobs import endings, finish, free_port, run, start
 
@@ -93,7 +93,7 @@ def test_every_signal_has_a_name() -> None:
 
 def test_nothing_that_another_process_wrote_commands_a_terminal() -> None:
     """ESC, CSI in one byte, NUL, a bell, and a mark that turns the direction."""
-    board = Board(TorchKeys(dist.HashStore()), "x/")
+    board = SessionStore(TorchKeys(dist.HashStore()), "x/")
     kept = Fault(text="学習\u3000実験\u00a0\u200d.py")
     board.write("kept", kept)
     assert board.read("kept", Fault) == kept

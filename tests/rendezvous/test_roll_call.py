@@ -16,7 +16,7 @@ import gpumap
 from gpumap.errors import RollCallError
 from gpumap.rendezvous.members import Member, Terms
 from gpumap.rendezvous.roll_call import roll_call
-from gpumap.rendezvous.session_store import Board, TorchKeys
+from gpumap.rendezvous.session_store import SessionStore, TorchKeys
 from helpers.environments import clean_environment, rank_environment
 from helpers.jobs import Ended, finish, free_port, run, start
 
@@ -359,9 +359,9 @@ def test_the_shell_of_a_terminals_step_is_told_in_the_first_seconds() -> None:
         assert "GPUMAP_LAUNCHER=none makes this a single process" in told
 
 
-def keys_of(prefix: str, members: Iterable[Member]) -> Board:
+def keys_of(prefix: str, members: Iterable[Member]) -> SessionStore:
     """Return a board on which these ranks have claimed their places."""
-    board = Board(TorchKeys(dist.HashStore()), prefix)
+    board = SessionStore(TorchKeys(dist.HashStore()), prefix)
     for member in members:
         board.claim(f"rank/{member.rank}", member)
         board.count("present")

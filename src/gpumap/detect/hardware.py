@@ -15,7 +15,7 @@ from gpumap.mapping.visibility import mask_of, masks_of, visible
 
 __all__ = ["detect_node", "joined"]
 
-log = logging.getLogger("gpumap")
+log = logging.getLogger(__name__)
 
 # What NVML knows better than torch, or torch not at all.
 _NVMLS_OWN = (

@@ -25,7 +25,7 @@ from gpumap.mapping.visibility import without_foreign_masks
 
 __all__ = ["LAUNCHERS", "detect_launch", "launched", "launched_on"]
 
-log = logging.getLogger("gpumap")
+log = logging.getLogger(__name__)
 
 Names = tuple[str, ...]
 

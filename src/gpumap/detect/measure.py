@@ -18,7 +18,7 @@ from gpumap.mapping.devices import Device
 
 __all__ = ["measure"]
 
-log = logging.getLogger("gpumap")
+log = logging.getLogger(__name__)
 
 # Rows of the square matrices: long enough on each to be worth timing.
 _ROWS = {"cpu": 1024}

@@ -14,7 +14,7 @@ from gpumap.mapping.devices import Device, Link, Node
 
 __all__ = ["nvml_node"]
 
-log = logging.getLogger("gpumap")
+log = logging.getLogger(__name__)
 
 # nvmlGpuTopologyLevel_t, in the words of `nvidia-smi topo -m`; two chips of one board
 # (INTERNAL, 0) have one bridge above them.

@@ -23,7 +23,7 @@ __all__ = [
     "say_no_step",
 ]
 
-log = logging.getLogger("gpumap")
+log = logging.getLogger(__name__)
 
 # slurm.h: step ids from here up are no steps of tasks (batch, interactive, extern, …).
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0

@@ -1,4 +1,7 @@
-"""What all of gpumap's values share: frozen, no unknown fields, errors in our words."""
+"""Base class of the data models: immutable, unknown fields rejected, own errors.
+
+A pydantic ValidationError is raised again as the class's own GpumapError.
+"""
 
 from reprlib import repr as short
 from typing import Annotated, Any, ClassVar, Self
@@ -14,13 +17,13 @@ from pydantic import (
 
 from gpumap.errors import GpumapError
 
-__all__ = ["Count", "Index", "Value"]
+__all__ = ["Count", "FrozenModel", "Index"]
 
 Index = Annotated[int, Field(strict=True, ge=0)]
 Count = Annotated[int, Field(strict=True, ge=1)]
 
 
-class Value(BaseModel):
+class FrozenModel(BaseModel):
     """A frozen value that goes to JSON and back (`model_dump_json`)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -6,12 +6,12 @@ from typing import Literal, Self
 from pydantic import model_validator
 
 from gpumap.errors import DeviceError
-from gpumap.mapping.base import Count, Index, Value
+from gpumap.mapping.base import Count, FrozenModel, Index
 
 __all__ = ["CPU", "Device", "Link", "Node"]
 
 
-class Device(Value):
+class Device(FrozenModel):
     """One device, as far as it could be read; what is not known is None.
 
     Attributes:
@@ -63,7 +63,7 @@ CPU = Device(kind="cpu", index=0, name="CPU")
 """Where a process is placed on a node without accelerators; ranks may share it."""
 
 
-class Link(Value):
+class Link(FrozenModel):
     """How two devices of a node reach each other; both facts are kept where known.
 
     Attributes:
@@ -86,7 +86,7 @@ class Link(Value):
     pcie: Literal["PIX", "PXB", "PHB", "NODE", "SYS"] | None = None
 
 
-class Node(Value):
+class Node(FrozenModel):
     """A host and the accelerators that a process sees there, in torch's order.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""What is worth a second thought in a choice of devices that works."""
+"""Warnings about a placement that works and could be better."""
 
 from collections.abc import Sequence
 

@@ -2,13 +2,13 @@
 
 import re
 
-from gpumap.mapping.base import Value
+from gpumap.mapping.base import FrozenModel
 from gpumap.mapping.devices import Device
 
 __all__ = ["Identity", "identity_of"]
 
 
-class Identity(Value):
+class Identity(FrozenModel):
     """What two ranks on one device have in common, and no two ranks on two.
 
     Attributes:

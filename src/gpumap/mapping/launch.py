@@ -5,7 +5,7 @@ from typing import Any, Self, cast
 from pydantic import model_validator
 
 from gpumap.errors import LaunchError
-from gpumap.mapping.base import Count, Index, Value
+from gpumap.mapping.base import Count, FrozenModel, Index
 
 __all__ = ["LOOPBACK", "Launch", "store_address"]
 
@@ -25,7 +25,7 @@ _COMMANDS = {
 }
 
 
-class Launch(Value):
+class Launch(FrozenModel):
     """What the launcher says of this process; a field that it does not say is None.
 
     Attributes:

@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 
 from gpumap.errors import PlacementError
-from gpumap.mapping.base import Value
+from gpumap.mapping.base import FrozenModel
 from gpumap.mapping.devices import CPU, Device, Node
 from gpumap.mapping.launch import Launch
-from gpumap.mapping.policy import Choice, Gpus, Scores, Strategy
+from gpumap.mapping.policy import Gpus, Policy, Scores, Strategy
 from gpumap.mapping.strategies import by_rank, in_words, pick, pool_of
 
 __all__ = [
@@ -28,7 +28,7 @@ __all__ = [
 _ONE_RANK_A_DEVICE = ("nccl", "xccl", "hccl")
 
 
-class Placement(Value):
+class Placement(FrozenModel):
     """One rank's device, and why it is that one.
 
     Attributes:
@@ -46,7 +46,7 @@ class Placement(Value):
     why: str
 
 
-class Conflict(Value):
+class Conflict(FrozenModel):
     """One device on which several ranks are placed."""
 
     raises = PlacementError
@@ -87,11 +87,11 @@ def place(
     >>> place(launch, Node(hostname="n1", devices=cards), gpus=[2, 3]).device.index
     3
     """
-    choice = Choice.of(strategy, gpus, scores, oversubscribe=oversubscribe)
-    if runs_on_cpu(choice, node):
-        return placement_on(choice, launch, node, CPU, ())
-    pool = pool_of(choice, launch, node)
-    return placement_on(choice, launch, node, pick(choice, launch, node, pool), pool)
+    policy = Policy.of(strategy, gpus, scores, oversubscribe=oversubscribe)
+    if runs_on_cpu(policy, node):
+        return placement_on(policy, launch, node, CPU, ())
+    pool = pool_of(policy, launch, node)
+    return placement_on(policy, launch, node, pick(policy, launch, node, pool), pool)
 
 
 def can_share(backend: str) -> bool:
@@ -100,7 +100,7 @@ def can_share(backend: str) -> bool:
 
 
 def refuse_conflicts(
-    placement: Placement, node: Node, choice: Choice, backend: str
+    placement: Placement, node: Node, policy: Policy, backend: str
 ) -> None:
     """Check, from one rank's own facts, that no two ranks of its node share a device.
 
@@ -113,18 +113,18 @@ def refuse_conflicts(
     """
     if placement.device.kind == "cpu":
         return
-    if choice.oversubscribe and not can_share(backend):
+    if policy.oversubscribe and not can_share(backend):
         raise PlacementError(
             "oversubscribe=True, and the backend cannot run two ranks on one device.",
             "NCCL and its kin want a device for each rank, MIG slices of one GPU "
             "included.",
             'Leave it out, or choose backend="gloo".',
         )
-    if choice.oversubscribe:
+    if policy.oversubscribe:
         return
-    pool = pool_of(choice, placement.launch, node)
+    pool = pool_of(policy, placement.launch, node)
     here = neighbours(placement.launch)
-    devices = [pick(choice, neighbour, node, pool) for neighbour in here]
+    devices = [pick(policy, neighbour, node, pool) for neighbour in here]
     shared = shared_devices(node.hostname, [n.rank for n in here], devices)
     n = placement.launch.local_world_size or len(here)
     crowded = n > len(pool) and not placement.launch.devices_bound
@@ -137,7 +137,7 @@ def refuse_conflicts(
         f"{shared[0]}."
         if shared
         else f"{n} local ranks share {len(pool)} devices on host {node.hostname}.",
-        f'strategy "{choice.name}" gives {in_words(choice, pool)} for {n} local ranks.',
+        f'strategy "{policy.name}" gives {in_words(policy, pool)} for {n} local ranks.',
         f"Start {len(pool)} processes per node "
         f"({placement.launch.command(len(pool))}), or list {n} devices in gpus=[…]."
         if crowded
@@ -194,29 +194,29 @@ def apart(devices: Sequence[Device]) -> list[Device]:
     return sorted(gpus.values(), key=devices.index)
 
 
-def devices_here(choice: Choice, launch: Launch, node: Node) -> list[Device]:
+def devices_here(policy: Policy, launch: Launch, node: Node) -> list[Device]:
     """Return the devices of this node's ranks, as far as one rank can know them."""
-    pool = pool_of(choice, launch, node)
+    pool = pool_of(policy, launch, node)
     here = launch.local_world_size
-    if here is None or by_rank(choice) or launch.devices_bound:
-        return [pick(choice, one, node, pool) for one in neighbours(launch)]
+    if here is None or by_rank(policy) or launch.devices_bound:
+        return [pick(policy, one, node, pool) for one in neighbours(launch)]
     return list(pool[:here])
 
 
-def runs_on_cpu(choice: Choice, node: Node) -> bool:
+def runs_on_cpu(policy: Policy, node: Node) -> bool:
     """Tell whether there is no accelerator, and none was asked for.
 
     Scores that measure() took of the CPU ask for none.
     """
-    scores = choice.scores
+    scores = policy.scores
     unscored = scores is None or (
         isinstance(scores, Mapping) and list(scores) == ["cpu"]
     )
-    return not node.devices and choice.gpus is None and unscored
+    return not node.devices and policy.gpus is None and unscored
 
 
 def placement_on(
-    choice: Choice,
+    policy: Policy,
     launch: Launch,
     node: Node,
     device: Device,
@@ -225,13 +225,13 @@ def placement_on(
     """Return the placement on a device that was picked, with its reason."""
     if device is CPU:
         why = f"no accelerator is visible on {node.hostname}"
-    elif launch.devices_bound and not by_rank(choice):
+    elif launch.devices_bound and not by_rank(policy):
         why = f"{launch.launcher} gave this process its own device"
-    elif launch.local_rank is None and len(pool) == 1 and not by_rank(choice):
+    elif launch.local_rank is None and len(pool) == 1 and not by_rank(policy):
         why = f"it is the only device in reach; {launch.launcher} tells no local rank"
     else:
-        why = f"{choice.name}: {in_words(choice, pool)}"
-    return Placement(launch=launch, device=device, strategy=choice.name, why=why)
+        why = f"{policy.name}: {in_words(policy, pool)}"
+    return Placement(launch=launch, device=device, strategy=policy.name, why=why)
 
 
 def shared_devices(

@@ -13,7 +13,7 @@ from gpumap.mapping.placement import (
     runs_on_cpu,
     shared_devices,
 )
-from gpumap.mapping.policy import Choice, Gpus, Scores, Strategy
+from gpumap.mapping.policy import Gpus, Policy, Scores, Strategy
 from gpumap.mapping.ranks import Distribution, RankLayout
 from gpumap.mapping.strategies import by_rank, pick, pool_of
 from gpumap.mapping.tables import placement_table
@@ -32,7 +32,7 @@ class Plan(Sequence[Placement]):
 
     nodes: Sequence[Node]
     layout: RankLayout
-    choice: Choice
+    policy: Policy
     _pools: dict[_Key, tuple[Node, tuple[Device, ...]]] = field(
         default_factory=dict["_Key", tuple[Node, tuple[Device, ...]]],
         repr=False,
@@ -42,7 +42,7 @@ class Plan(Sequence[Placement]):
     def __post_init__(self) -> None:
         """Find now whether some rank has no device."""
         for node_rank, node in enumerate(self.nodes):
-            if not runs_on_cpu(self.choice, node):
+            if not runs_on_cpu(self.policy, node):
                 self._pool(node_rank)
 
     def __len__(self) -> int:
@@ -57,11 +57,11 @@ class Plan(Sequence[Placement]):
         launch = self._launch(rank)
         node_rank = self.layout.locate(rank)[0]
         node = self.nodes[node_rank]
-        if runs_on_cpu(self.choice, node):
-            return placement_on(self.choice, launch, node, CPU, ())
+        if runs_on_cpu(self.policy, node):
+            return placement_on(self.policy, launch, node, CPU, ())
         pool = self._pool(node_rank)
-        device = pick(self.choice, launch, node, pool)
-        return placement_on(self.choice, launch, node, device, pool)
+        device = pick(self.policy, launch, node, pool)
+        return placement_on(self.policy, launch, node, device, pool)
 
     def __iter__(self) -> Iterator[Placement]:
         """Yield the placements in the order of the ranks."""
@@ -77,10 +77,10 @@ class Plan(Sequence[Placement]):
             pool = self._pool(node_rank)
             if id(pool) not in known:
                 known[id(pool)] = len({d.index for d in pool}) == len(pool)
-            if known[id(pool)] and not by_rank(self.choice):
+            if known[id(pool)] and not by_rank(self.policy):
                 continue
             ranks = self.layout.ranks_of(node_rank)
-            if self.choice.strategy == "modulo":
+            if self.policy.strategy == "modulo":
                 devices = [pool[rank % len(pool)] for rank in ranks]
             else:
                 devices = [self[rank].device for rank in ranks]
@@ -95,12 +95,12 @@ class Plan(Sequence[Placement]):
 
     def _pool(self, node_rank: int) -> tuple[Device, ...]:
         node, size = self.nodes[node_rank], self.layout.local_world_sizes[node_rank]
-        listed = self.choice.listed(node, node_rank)
+        listed = self.policy.listed(node, node_rank)
         key = (id(node), size, None if listed is None else str(listed))
         if key not in self._pools:
             rank = self.layout.rank(node_rank=node_rank, local_rank=0)
             # With its node, so that the node's id stays its own.
-            self._pools[key] = node, pool_of(self.choice, self._launch(rank), node)
+            self._pools[key] = node, pool_of(self.policy, self._launch(rank), node)
         return self._pools[key][1]
 
     def _launch(self, rank: int) -> Launch:
@@ -142,5 +142,5 @@ def plan(
             "",
             "Give one number of processes for each node.",
         )
-    choice = Choice.of(strategy, gpus, scores, oversubscribe=oversubscribe)
-    return Plan(nodes, RankLayout(local_world_sizes, distribution), choice)
+    policy = Policy.of(strategy, gpus, scores, oversubscribe=oversubscribe)
+    return Plan(nodes, RankLayout(local_world_sizes, distribution), policy)

@@ -1,4 +1,4 @@
-"""What a user asked for: a strategy, a pool of devices, scores."""
+"""The placement policy that a user asked for: strategy, devices, scores."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ from gpumap.notes import note
 
 __all__ = [
     "GPUS",
-    "Choice",
     "Gpus",
+    "Policy",
     "Scores",
     "Strategy",
     "StrategyName",
@@ -83,7 +83,7 @@ def pool_named(gpus: Gpus | None, environ: Mapping[str, str]) -> Gpus | None:
 
 
 @dataclass(frozen=True)
-class Choice:
+class Policy:
     """What a user asked for, checked as far as it can be without a node.
 
     Attributes:
@@ -109,8 +109,8 @@ class Choice:
         scores: Scores | None,
         *,
         oversubscribe: bool,
-    ) -> "Choice":
-        """Return the choice with the default strategy filled in."""
+    ) -> "Policy":
+        """Return the policy with the default strategy filled in."""
         if strategy is None:
             strategy = "scored" if scores is not None else "local_rank"
             strategy = "explicit" if gpus is not None and scores is None else strategy

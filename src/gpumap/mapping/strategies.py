@@ -9,7 +9,7 @@ from gpumap.mapping.best_links import best_linked
 from gpumap.mapping.device_refs import resolve, resolve_all
 from gpumap.mapping.devices import Device, Node
 from gpumap.mapping.launch import Launch
-from gpumap.mapping.policy import Choice, called
+from gpumap.mapping.policy import Policy, called
 from gpumap.mapping.scores import scores_of
 
 __all__ = [
@@ -26,33 +26,33 @@ __all__ = [
 class _Rule:
     """One row: how the pool is ordered, which place counts in it, and that in words."""
 
-    order: Callable[[Choice, Launch, tuple[Device, ...], Node], tuple[Device, ...]]
+    order: Callable[[Policy, Launch, tuple[Device, ...], Node], tuple[Device, ...]]
     place: Literal["local_rank", "rank"]
     words: str
 
 
 def _as_listed(
-    _choice: Choice, _launch: Launch, pool: tuple[Device, ...], _node: Node
+    _choice: Policy, _launch: Launch, pool: tuple[Device, ...], _node: Node
 ) -> tuple[Device, ...]:
     return pool
 
 
 def _best_first(
-    choice: Choice, _launch: Launch, pool: tuple[Device, ...], node: Node
+    policy: Policy, _launch: Launch, pool: tuple[Device, ...], node: Node
 ) -> tuple[Device, ...]:
-    scores = scores_of(choice.scores, pool, node)
+    scores = scores_of(policy.scores, pool, node)
     return tuple(sorted(pool, key=lambda d: (-scores[d.index], d.index)))
 
 
 def _best_linked(
-    choice: Choice, launch: Launch, pool: tuple[Device, ...], node: Node
+    policy: Policy, launch: Launch, pool: tuple[Device, ...], node: Node
 ) -> tuple[Device, ...]:
     if launch.devices_bound:
         return pool
     processes = 1 if launch.world_size == 1 else launch.local_world_size
     if processes is None:
         raise LaunchError(
-            f'strategy "{choice.name}" depends on the number of processes on this '
+            f'strategy "{policy.name}" depends on the number of processes on this '
             "node, and the launcher does not say it.",
             f"{launch.launcher}: rank={launch.rank}, world_size={launch.world_size}.",
             "Set LOCAL_WORLD_SIZE for each process, or start with torchrun.",
@@ -85,17 +85,17 @@ STRATEGIES: dict[str, _Rule] = {
 }
 
 
-def allowed_devices(choice: Choice, launch: Launch, node: Node) -> tuple[Device, ...]:
+def allowed_devices(policy: Policy, launch: Launch, node: Node) -> tuple[Device, ...]:
     """Return the devices that gpus names, or all that are visible.
 
     Raises:
         DeviceError: gpus names a device that is not there.
     """
-    listed = choice.listed(node, launch.node_rank)
+    listed = policy.listed(node, launch.node_rank)
     return node.devices if listed is None else resolve_all(listed, node)
 
 
-def pool_of(choice: Choice, launch: Launch, node: Node) -> tuple[Device, ...]:
+def pool_of(policy: Policy, launch: Launch, node: Node) -> tuple[Device, ...]:
     """Return the devices that the choice's strategy picks from, in its order.
 
     Raises:
@@ -103,36 +103,36 @@ def pool_of(choice: Choice, launch: Launch, node: Node) -> tuple[Device, ...]:
         PlacementError: A device is listed twice, or has no score, or there are fewer
             devices than processes that each want one.
     """
-    pool = allowed_devices(choice, launch, node)
+    pool = allowed_devices(policy, launch, node)
     if not pool:
         raise DeviceError(
-            f'strategy "{choice.name}" has no device to choose from.',
+            f'strategy "{policy.name}" has no device to choose from.',
             node.visible,
             "Start where an accelerator is visible, or with GPUMAP_REHEARSAL=dgx-a100.",
         )
     indices = [device.index for device in pool]
     different = len(set(indices))
-    if different < len(pool) and not choice.oversubscribe:
+    if different < len(pool) and not policy.oversubscribe:
         twice = next(d for d in pool if indices.count(d.index) > 1)
         raise PlacementError(
             f"{twice} is listed twice in gpus on {node.hostname}.",
-            f"gpus={choice.listed(node, launch.node_rank)!r} has {len(pool)} entries "
+            f"gpus={policy.listed(node, launch.node_rank)!r} has {len(pool)} entries "
             f"for {different} devices.",
             "List each device once. Sharing one needs oversubscribe=True and a backend "
             "that can (gloo).",
         )
-    if not isinstance(choice.strategy, str):
+    if not isinstance(policy.strategy, str):
         return pool
-    rule = STRATEGIES[choice.strategy]
+    rule = STRATEGIES[policy.strategy]
     if _is_only_one(launch, pool):
         return pool
     if rule.place == "local_rank" and not launch.devices_bound:
-        _refuse_more_processes(choice, launch, pool, node)
-    return rule.order(choice, launch, pool, node)
+        _refuse_more_processes(policy, launch, pool, node)
+    return rule.order(policy, launch, pool, node)
 
 
 def pick(
-    choice: Choice, launch: Launch, node: Node, pool: tuple[Device, ...]
+    policy: Policy, launch: Launch, node: Node, pool: tuple[Device, ...]
 ) -> Device:
     """Return the rank's device out of the strategy's pool.
 
@@ -141,18 +141,18 @@ def pick(
         DeviceError: The user's function returned no visible device.
         PlacementError: It returned a device that is not in the pool.
     """
-    if not isinstance(choice.strategy, str):
-        device = _from_function(choice, launch, node)
+    if not isinstance(policy.strategy, str):
+        device = _from_function(policy, launch, node)
         if device.index not in [allowed.index for allowed in pool]:
             raise PlacementError(
-                f'strategy "{choice.name}" gave {device} for rank {launch.rank}, which '
+                f'strategy "{policy.name}" gave {device} for rank {launch.rank}, which '
                 "is not in gpus.",
                 f"The pool on {node.hostname} is {', '.join(map(str, pool))}.",
                 "Return one of these, or add it to gpus=[…].",
                 (launch.rank,),
             )
         return device
-    if STRATEGIES[choice.strategy].place == "rank":
+    if STRATEGIES[policy.strategy].place == "rank":
         return pool[launch.rank % len(pool)]
     if launch.devices_bound or _is_only_one(launch, pool):
         return pool[0]
@@ -185,7 +185,7 @@ def _local_rank(launch: Launch) -> int:
 
 
 def _refuse_more_processes(
-    choice: Choice, launch: Launch, pool: tuple[Device, ...], node: Node
+    policy: Policy, launch: Launch, pool: tuple[Device, ...], node: Node
 ) -> None:
     processes = launch.local_world_size or _local_rank(launch) + 1
     if processes <= len(pool):
@@ -194,29 +194,29 @@ def _refuse_more_processes(
     several = [pool[place % len(pool)].index for place in range(min(processes, 8))]
     share = (
         f"list one for each process, gpus={several}"
-        if choice.oversubscribe and processes == len(several)
+        if policy.oversubscribe and processes == len(several)
         else f"list {processes} devices in gpus=[…]"
     )
     raise PlacementError(
         f"{processes} processes on {node.hostname} have {len(pool)} "
         f"device{'s'[: len(pool) > 1]}: local rank {len(pool)} and up would have none.",
-        f'strategy "{choice.name}" gives {STRATEGIES[choice.name].words}; '
+        f'strategy "{policy.name}" gives {STRATEGIES[policy.name].words}; '
         f"the pool is {names}.",
         f"Start {len(pool)} on each node ({launch.command(len(pool))}), or {share}."
-        + _HOW_TO_SHARE * (not choice.oversubscribe),
+        + _HOW_TO_SHARE * (not policy.oversubscribe),
         tuple(range(launch.world_size)[-processes:][:_MOST_RANKS])
         if launch.one_node
         else (),
     )
 
 
-def _from_function(choice: Choice, launch: Launch, node: Node) -> Device:
-    assert callable(choice.strategy)  # noqa: S101 - for the type checkers
+def _from_function(policy: Policy, launch: Launch, node: Node) -> Device:
+    assert callable(policy.strategy)  # noqa: S101 - for the type checkers
     where = (
         f"rank {launch.rank} (node_rank {launch.node_rank}, "
         f"local_rank {launch.local_rank})"
     )
-    answer = called(choice.strategy, launch, node, whose=where)
+    answer = called(policy.strategy, launch, node, whose=where)
     if isinstance(answer, Device):
         if answer in node.devices:
             return answer
@@ -231,21 +231,21 @@ def _from_function(choice: Choice, launch: Launch, node: Node) -> Device:
                 "nor the global rank. Return launch.local_rank, or any index listed."
             )
         raise DeviceError(
-            f'strategy "{choice.name}" gave {answer!r} for {where}: {error.happened}',
+            f'strategy "{policy.name}" gave {answer!r} for {where}: {error.happened}',
             error.seen,
             hint,
         ) from None
 
 
-def by_rank(choice: Choice) -> bool:
+def by_rank(policy: Policy) -> bool:
     """Tell whether the answer depends on more than the node and the local rank."""
-    if not isinstance(choice.strategy, str):
+    if not isinstance(policy.strategy, str):
         return True
-    return STRATEGIES[choice.strategy].place == "rank"
+    return STRATEGIES[policy.strategy].place == "rank"
 
 
-def in_words(choice: Choice, pool: tuple[Device, ...]) -> str:
+def in_words(policy: Policy, pool: tuple[Device, ...]) -> str:
     """Return the rule as a user would write it."""
-    if not isinstance(choice.strategy, str):
-        return f"{choice.name}(launch, node)"
-    return STRATEGIES[choice.strategy].words.format(devices=len(pool))
+    if not isinstance(policy.strategy, str):
+        return f"{policy.name}(launch, node)"
+    return STRATEGIES[policy.strategy].words.format(devices=len(pool))

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from gpumap.errors import GpumapError
-from gpumap.mapping.base import Value
+from gpumap.mapping.base import FrozenModel
 from gpumap.rendezvous.members import Member
 from gpumap.rendezvous.messages import described
 from gpumap.rendezvous.procfs import is_gone, state_of
@@ -28,7 +28,7 @@ _SLOW = "See what it did meanwhile; timeout=… gives a slow rank more time."
 _MOST_NAMED = 3
 
 
-class Answer(Value):
+class Answer(FrozenModel):
     """What a rank is doing.
 
     Attributes:
@@ -47,7 +47,7 @@ class Answer(Value):
     main_thread: str = ""
 
 
-class Fault(Value):
+class Fault(FrozenModel):
     """What ended the session: the first failure.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""How a process was started, so that ranks of two jobs on one port are told apart."""
+"""A fingerprint of how a process was started, to tell two jobs on one port apart."""
 
 import hashlib
 import multiprocessing
@@ -8,11 +8,11 @@ import socket
 import sys
 from pathlib import Path
 
-from gpumap.mapping.base import Value
+from gpumap.mapping.base import FrozenModel
 from gpumap.mapping.launch import Launch
 from gpumap.rendezvous.procfs import pid_space
 
-__all__ = ["Origin", "difference", "origin_of"]
+__all__ = ["Fingerprint", "fingerprint_of", "mismatch"]
 
 # What a launcher or a shell sets for each process, and what is nobody's business.
 _NOT_COMPARED = re.compile(
@@ -24,7 +24,7 @@ _NOT_COMPARED = re.compile(
 _MOST_VARIABLES, _LONGEST_NAME = 300, 48
 
 
-class Origin(Value):
+class Fingerprint(FrozenModel):
     """Where a process comes from.
 
     Attributes:
@@ -57,7 +57,7 @@ class Origin(Value):
         return f"rank {self.rank} (pid {self.pid} on {self.hostname}, {self.script})"
 
 
-def origin_of(launch: Launch) -> Origin:
+def fingerprint_of(launch: Launch) -> Fingerprint:
     """Return where this process comes from."""
     parent = multiprocessing.parent_process()
     environ = _first_environment()
@@ -66,7 +66,7 @@ def origin_of(launch: Launch) -> Origin:
         for name in environ
         if len(name) <= _LONGEST_NAME and not _NOT_COMPARED.search(name)
     )
-    return Origin(
+    return Fingerprint(
         rank=launch.rank,
         hostname=socket.gethostname(),
         pid=os.getpid(),
@@ -82,7 +82,7 @@ def origin_of(launch: Launch) -> Origin:
     )
 
 
-def difference(a: Origin, b: Origin) -> str | None:
+def mismatch(a: Fingerprint, b: Fingerprint) -> str | None:
     """Say what shows that two processes are of two jobs; None where nothing does.
 
     A job's name decides, where the launcher gives one. Without it, what the ranks of a

@@ -15,15 +15,15 @@ all gone    set: all but its host
 
 from typing import Literal
 
-from gpumap.mapping.base import Value
+from gpumap.mapping.base import FrozenModel
 from gpumap.rendezvous.failures import Fault
 from gpumap.rendezvous.members import Member
-from gpumap.rendezvous.session_store import Board
+from gpumap.rendezvous.session_store import SessionStore
 
 __all__ = ["Entry", "Journal", "key_of"]
 
 
-class Entry(Value):
+class Entry(FrozenModel):
     """One entry of the journal.
 
     Attributes:
@@ -42,7 +42,7 @@ class Entry(Value):
 class Journal:
     """The entries of one session, in the order in which they were written."""
 
-    def __init__(self, board: Board) -> None:
+    def __init__(self, board: SessionStore) -> None:
         """Write to this board."""
         self._board = board
 

@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 
 from pydantic import Field
 
-from gpumap.mapping.base import Value
+from gpumap.mapping.base import FrozenModel
 from gpumap.mapping.identity import Identity
 
 __all__ = ["KIND", "Member", "Signed", "Stranger", "Terms", "named"]
 
 
-class Member(Value):
+class Member(FrozenModel):
     """Who claims a rank and a device.
 
     Attributes:
@@ -45,7 +45,7 @@ class Member(Value):
 KIND = "the kind of device"
 
 
-class Terms(Value):
+class Terms(FrozenModel):
     """What all ranks must have in common.
 
     Attributes:
@@ -93,14 +93,14 @@ class Terms(Value):
         }
 
 
-class Signed(Value):
+class Signed(FrozenModel):
     """The terms of one rank."""
 
     member: Member
     terms: Terms
 
 
-class Stranger(Value):
+class Stranger(FrozenModel):
     """A process that came for a rank, and left because it looked like another job's."""
 
     seen: str

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from gpumap.mapping.base import Value
+from gpumap.mapping.base import FrozenModel
 
 __all__ = ["Likeness", "Model", "difference", "likeness_of", "model_of"]
 
@@ -42,7 +42,7 @@ class Likeness(NamedTuple):
         return hashlib.sha256(kinds.encode()).hexdigest()[:16] if kinds else ""
 
 
-class Model(Value):
+class Model(FrozenModel):
     """What a rank's model consists of, for those whose digest differs.
 
     Attributes:

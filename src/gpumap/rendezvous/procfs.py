@@ -1,4 +1,4 @@
-"""What this host's kernel tells of another rank's process."""
+"""The state of another rank's process, from /proc."""
 
 import os
 from functools import cache

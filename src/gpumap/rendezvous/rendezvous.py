@@ -13,14 +13,14 @@ import torch.distributed as dist
 
 from gpumap.errors import RollCallError
 from gpumap.mapping.launch import Launch, store_address
-from gpumap.rendezvous.fingerprint import Origin, difference, origin_of
+from gpumap.rendezvous.fingerprint import Fingerprint, fingerprint_of, mismatch
 from gpumap.rendezvous.gloo_sockets import shut_down_to
 from gpumap.rendezvous.members import Stranger
-from gpumap.rendezvous.session_store import Board, Keys, TorchKeys
+from gpumap.rendezvous.session_store import Keys, SessionStore, TorchKeys
 from gpumap.rendezvous.store_client import Client, StoreLostError, open_files
 from gpumap.rendezvous.tcp import connect, foreign, listen
 
-__all__ = ["Meeting", "meet", "meet_in_group", "session_prefix"]
+__all__ = ["Rendezvous", "meet", "meet_in_group", "session_prefix"]
 
 # How long a store that has just been opened may take to say whose it is.
 _OWNER_SECONDS = 30.0
@@ -58,7 +58,7 @@ class _Opened:
 
 
 @dataclass(frozen=True)
-class Meeting:
+class Rendezvous:
     """A session's own part of a store.
 
     Attributes:
@@ -77,7 +77,7 @@ class Meeting:
     rank_0s: bool = False
     address: tuple[str, int] | None = None
 
-    def board(self, patience: float) -> Board:
+    def board(self, patience: float) -> SessionStore:
         """Return the session's keys, on a connection of their own.
 
         patience is how many seconds the store may take for an answer, 20 at most.
@@ -86,12 +86,12 @@ class Meeting:
             StoreLostError: It does not answer.
         """
         if self.address is None:
-            return Board(TorchKeys(self.store), "")
+            return SessionStore(TorchKeys(self.store), "")
         try:
             keys = Client(*self.address, min(patience, _MOST_PATIENCE))
         except OSError as error:
             raise StoreLostError(str(error)) from None
-        return Board(keys, self.prefix)
+        return SessionStore(keys, self.prefix)
 
     def cut(self) -> None:
         """End torch's own connections to the store, in which a thread may stand."""
@@ -108,7 +108,7 @@ _opened: dict[tuple[str, int], _Opened] = {}
 _adopted = itertools.count(1)
 
 
-def meet(launch: Launch, seconds: float, environ: Mapping[str, str]) -> Meeting:
+def meet(launch: Launch, seconds: float, environ: Mapping[str, str]) -> Rendezvous:
     """Return the store for the next session of this process.
 
     One process alone needs no port. On one machine, rank 0 listens on the loopback
@@ -122,7 +122,7 @@ def meet(launch: Launch, seconds: float, environ: Mapping[str, str]) -> Meeting:
         SessionError: Another program has the port.
     """
     if launch.world_size == 1:
-        return Meeting(dist.HashStore(), "", hosted=False, keeper="this process")
+        return Rendezvous(dist.HashStore(), "", hosted=False, keeper="this process")
     key = store_address(launch)
     if key not in _opened:
         _opened[key] = _open(launch, *key, seconds, environ)
@@ -133,7 +133,7 @@ def meet(launch: Launch, seconds: float, environ: Mapping[str, str]) -> Meeting:
     # torchrun's store outlives the workers that it restarts.
     restart = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     prefix = session_prefix(opened.sessions, restart)
-    return Meeting(
+    return Rendezvous(
         dist.PrefixStore(prefix, opened.store),
         prefix,
         hosted=opened.server is not None,
@@ -143,7 +143,7 @@ def meet(launch: Launch, seconds: float, environ: Mapping[str, str]) -> Meeting:
     )
 
 
-def meet_in_group() -> Meeting:
+def meet_in_group() -> Rendezvous:
     """Return the store for the next session in a process group that exists already."""
     store = dist.distributed_c10d._get_default_store()  # noqa: SLF001 - torch has no public way
     prefix = f"gpumap/{next(_adopted)}"
@@ -152,11 +152,11 @@ def meet_in_group() -> Meeting:
     while isinstance(store, dist.PrefixStore):
         store = store.underlying_store
     if not isinstance(store, dist.TCPStore):
-        return Meeting(own, "", hosted=False, keeper=keeper)
+        return Rendezvous(own, "", hosted=False, keeper=keeper)
     # What the group's keys begin with, torch does not tell; a name that all agree on
     # stands for it.
     name = own.compare_set("name", "", secrets.token_hex(8)).decode()
-    return Meeting(
+    return Rendezvous(
         own,
         f"gpumap/{name}",
         hosted=False,
@@ -179,7 +179,7 @@ def _open(
         connect(*address, seconds, tells=tells).close()
         agent = f"{launch.launcher}, which hosts the store,"
         return _Opened(_torchs(*address, seconds), address, agent)
-    origin = origin_of(launch)
+    origin = fingerprint_of(launch)
     listener = listen(host, port, launch) if launch.rank == 0 else None
     if listener is not None:
         server = dist.TCPStore(
@@ -191,7 +191,7 @@ def _open(
             master_listen_fd=listener.detach(),
         )
         with closing(Client(host, port, min(seconds, _MOST_PATIENCE))) as keys:
-            Board(keys, "gpumap").write("owner", origin)
+            SessionStore(keys, "gpumap").write("owner", origin)
         return _Opened(server, (host, port), "this process", server, rank_0s=True)
     with closing(connect(host, port, seconds, tells=tells)) as keys:
         owner = _owner(keys, origin, host, port, seconds)
@@ -213,22 +213,26 @@ def _torchs(host: str, port: int, seconds: float) -> dist.TCPStore:
     )
 
 
-def _owner(keys: Keys, mine: Origin, host: str, port: int, seconds: float) -> Origin:
+def _owner(
+    keys: Keys, mine: Fingerprint, host: str, port: int, seconds: float
+) -> Fingerprint:
     """Return who hosts a store; leave one of another job without touching it."""
     try:
-        owner = Board(keys, "gpumap").wait(
-            "owner", Origin, min(seconds, _OWNER_SECONDS)
+        owner = SessionStore(keys, "gpumap").wait(
+            "owner", Fingerprint, min(seconds, _OWNER_SECONDS)
         )
     except (StoreLostError, RollCallError):
         owner = None
     if owner is None:
         raise foreign(host, port)
-    unlike = difference(owner, mine)
+    unlike = mismatch(owner, mine)
     if unlike is None:
         return owner
     seen = f"There is {owner}, here is {mine}; {unlike}."
     # So that the owner, should it wait for this rank in vain, can say why.
-    Board(keys, session_prefix(1)).claim(f"stranger/{mine.rank}", Stranger(seen=seen))
+    SessionStore(keys, session_prefix(1)).claim(
+        f"stranger/{mine.rank}", Stranger(seen=seen)
+    )
     raise RollCallError(
         f"another job answers at {host}:{port}.", seen, _NAME_THE_JOB, (mine.rank,)
     )

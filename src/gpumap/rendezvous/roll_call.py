@@ -25,7 +25,7 @@ from gpumap.rendezvous.members import Member, Signed, Stranger, Terms, named
 from gpumap.rendezvous.messages import Reminder
 from gpumap.rendezvous.model_digest import Model, difference, model_of
 from gpumap.rendezvous.procfs import is_gone, is_halted
-from gpumap.rendezvous.session_store import Board
+from gpumap.rendezvous.session_store import SessionStore
 from gpumap.rendezvous.verdict import (
     Verdict,
     cannot_start,
@@ -41,7 +41,7 @@ from gpumap.rendezvous.verdict import (
 
 __all__ = ["answer", "roll_call"]
 
-log = logging.getLogger("gpumap")
+log = logging.getLogger(__name__)
 
 # How long the store's host stays after an error, so that the others hear of it.
 _STAY_SECONDS = 30.0
@@ -53,7 +53,7 @@ _ASK_SECONDS = 2.0
 
 
 def roll_call(
-    board: Board,
+    board: SessionStore,
     me: Member,
     terms: Terms,
     seconds: float,
@@ -104,7 +104,7 @@ def roll_call(
 
 
 def answer(
-    board: Board,
+    board: SessionStore,
     rank: int,
     world_size: int,
     error: BaseException,
@@ -118,7 +118,7 @@ def answer(
 
 
 def _wrong(
-    board: Board, me: Member, terms: Terms, rows: Sequence[str], node: int | None
+    board: SessionStore, me: Member, terms: Terms, rows: Sequence[str], node: int | None
 ) -> Verdict | None:
     """Claim this rank and its device; return what stands against it."""
     holder = board.claim(f"rank/{me.rank}", me)
@@ -148,7 +148,7 @@ class _Watch:
 
     def __init__(
         self,
-        board: Board,
+        board: SessionStore,
         me: Member,
         world_size: int,
         deadline: float,
@@ -188,7 +188,7 @@ class _Watch:
 
 
 def _settle(
-    board: Board, me: Member, world_size: int, seconds: float, remark: str
+    board: SessionStore, me: Member, world_size: int, seconds: float, remark: str
 ) -> Verdict:
     """Name who is missing; one rank counts, the others read what it wrote."""
     if board.claim("settling", me) == me:
@@ -204,7 +204,7 @@ def _settle(
     return took_too_long(world_size, seconds) if late is None else late
 
 
-def _missing(board: Board, world_size: int) -> tuple[tuple[int, ...], int]:
+def _missing(board: SessionStore, world_size: int) -> tuple[tuple[int, ...], int]:
     """Return the first ranks that have not come, and how many there are.
 
     In a large world not all can be asked for, one by one; those that have come are
@@ -221,7 +221,7 @@ def _missing(board: Board, world_size: int) -> tuple[tuple[int, ...], int]:
     return tuple(first), len(first)
 
 
-def _halted(board: Board, world_size: int) -> Member | None:
+def _halted(board: SessionStore, world_size: int) -> Member | None:
     """Return a rank that claimed its device, and ended or was stopped since."""
     deadline = time.monotonic() + _ASK_SECONDS
     for rank in range(world_size):
@@ -234,7 +234,7 @@ def _halted(board: Board, world_size: int) -> Member | None:
 
 
 def _let_others_hear(
-    board: Board, others: int, seconds: float, *, hosted: bool
+    board: SessionStore, others: int, seconds: float, *, hosted: bool
 ) -> None:
     """Have others read the verdict before the store goes with its host."""
     if hosted:

@@ -1,4 +1,4 @@
-"""What ranks tell each other over a store: short JSON, and no wait without end."""
+"""Typed access to one session's keys on a torch store; every call has a time limit."""
 
 import json
 import time
@@ -8,14 +8,14 @@ from typing import Protocol, TypeVar
 import torch.distributed as dist
 
 from gpumap.errors import RollCallError
-from gpumap.mapping.base import Value
+from gpumap.mapping.base import FrozenModel
 from gpumap.rendezvous.messages import first_line, printable
 from gpumap.rendezvous.store_client import StoreLostError, readable
 
-__all__ = ["Board", "Keys", "TorchKeys"]
+__all__ = ["Keys", "SessionStore", "TorchKeys"]
 
 T = TypeVar("T")
-V = TypeVar("V", bound=Value)
+V = TypeVar("V", bound=FrozenModel)
 
 # Longer than any value of ours; more is not ours to read.
 _MOST_BYTES = 65_536
@@ -91,7 +91,7 @@ def _asked(call: Callable[[], T]) -> T:
         raise StoreLostError(first_line(error)) from None
 
 
-class Board:
+class SessionStore:
     """The keys of one session on a store."""
 
     def __init__(self, keys: Keys, prefix: str) -> None:
@@ -113,7 +113,7 @@ class Board:
         held = self._ask(lambda: self._keys.compare_set(self._at(key), b"", text))
         return self._parse(key, held, type(value))
 
-    def write(self, key: str, value: Value) -> None:
+    def write(self, key: str, value: FrozenModel) -> None:
         """Write a key that is this rank's to write."""
         text = value.model_dump_json().encode()
         self._ask(lambda: self._keys.set(self._at(key), text))

@@ -15,7 +15,7 @@ from gpumap.rendezvous.store_client import Client, StoreLostError
 
 __all__ = ["connect", "foreign", "listen", "store_on_loopback"]
 
-log = logging.getLogger("gpumap")
+log = logging.getLogger(__name__)
 
 # A store answers a greeting at once, if its process is not stopped.
 _GREETING_SECONDS = 6.0

@@ -5,7 +5,7 @@ import socket
 from collections.abc import Sequence
 
 from gpumap.errors import GpumapError, RollCallError
-from gpumap.mapping.base import Value
+from gpumap.mapping.base import FrozenModel
 from gpumap.rendezvous.members import KIND, Member, Signed, Stranger, Terms, named
 from gpumap.rendezvous.messages import described
 from gpumap.rendezvous.procfs import state_of
@@ -27,7 +27,7 @@ __all__ = [
 _MOST_CHARACTERS = 2000
 
 
-class Verdict(Value):
+class Verdict(FrozenModel):
     """The answer for all ranks; go when there is no error.
 
     Attributes:

@@ -13,7 +13,7 @@ from gpumap.rendezvous.procfs import is_gone
 
 __all__ = ["alone"]
 
-log = logging.getLogger("gpumap")
+log = logging.getLogger(__name__)
 
 
 @contextmanager

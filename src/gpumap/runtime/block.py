@@ -25,7 +25,7 @@ T = TypeVar("T")
 P = ParamSpec("P")
 R = TypeVar("R")
 
-log = logging.getLogger("gpumap")
+log = logging.getLogger(__name__)
 
 
 class Block(AbstractContextManager[T]):

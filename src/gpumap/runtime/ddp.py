@@ -14,7 +14,7 @@ from gpumap.mapping.policy import Gpus, Scores, Strategy
 from gpumap.rendezvous.model_digest import Likeness, likeness_of
 from gpumap.runtime.block import Block
 from gpumap.runtime.ddp_options import DDPOptions
-from gpumap.runtime.local_setup import Asked, Prepared
+from gpumap.runtime.local_setup import LocalSetup, SessionOptions
 from gpumap.runtime.session import Session, life_of
 
 __all__ = ["ddp_session"]
@@ -84,7 +84,7 @@ def ddp_session(
         SessionError: The model cannot be wrapped, a session is open already, or another
             rank failed after this one had ended.
     """
-    asked = Asked(
+    options = SessionOptions(
         strategy=strategy,
         gpus=gpus,
         scores=scores,
@@ -99,15 +99,15 @@ def ddp_session(
     )
     return Block(
         lambda: life_of(
-            asked,
+            options,
             lambda opened: _wrap(model, ddp, opened),
-            check=lambda prepared: _check(model, ddp, prepared),
+            check=lambda setup: _check(model, ddp, setup),
             let_go=_let_go,
         )
     )
 
 
-def _check(model: object, ddp: DDPOptions, prepared: Prepared) -> Likeness:
+def _check(model: object, ddp: DDPOptions, setup: LocalSetup) -> Likeness:
     """Refuse a model that DDP refuses; return what all ranks must have alike."""
     decided = [name for name in _DECIDED_HERE if name in ddp]
     if decided:
@@ -128,7 +128,7 @@ def _check(model: object, ddp: DDPOptions, prepared: Prepared) -> Likeness:
             "DistributedDataParallel averages gradients and refuses such a model.",
             "For evaluation or a frozen model, use gpumap.session() and its device.",
         )
-    if prepared.device.type == "cpu" and any(
+    if setup.device.type == "cpu" and any(
         isinstance(module, nn.SyncBatchNorm) for module in model.modules()
     ):
         raise SessionError(

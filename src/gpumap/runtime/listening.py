@@ -14,13 +14,13 @@ from gpumap.rendezvous.journal import Entry, Journal, key_of
 from gpumap.rendezvous.members import Member
 from gpumap.rendezvous.messages import first_line
 from gpumap.rendezvous.procfs import end_of
-from gpumap.rendezvous.session_store import Board
+from gpumap.rendezvous.session_store import SessionStore
 from gpumap.rendezvous.store_client import StoreLostError, readable
 from gpumap.runtime.collectives import begun, is_standing
 
 __all__ = ["Listener"]
 
-log = logging.getLogger("gpumap")
+log = logging.getLogger(__name__)
 
 # How often a rank looks at its own collectives, once another has come to its end; and
 # how many looks in a row must find that it stands in one that cannot finish.
@@ -56,7 +56,7 @@ class Listener:
 
     def __init__(
         self,
-        connect: Callable[[], Board],
+        connect: Callable[[], SessionStore],
         me: Member,
         world_size: int,
         neighbours: Iterable[Member],

@@ -1,4 +1,4 @@
-"""What a session needs to know before it meets the others: all this rank's own."""
+"""Local set-up of a session, before any communication: options, node, placement."""
 
 import logging
 import multiprocessing
@@ -26,20 +26,20 @@ from gpumap.mapping.placement import (
     place,
     refuse_conflicts,
 )
-from gpumap.mapping.policy import Choice, Gpus, Scores, Strategy, pool_named
+from gpumap.mapping.policy import Gpus, Policy, Scores, Strategy, pool_named
 from gpumap.mapping.seconds import seconds_of, start_seconds
 from gpumap.mapping.strategies import allowed_devices, pool_of
 from gpumap.mapping.visibility import doubt
 
 __all__ = [
-    "Asked",
-    "Prepared",
+    "LocalSetup",
+    "SessionOptions",
     "launch_of_group",
     "prepare",
     "refuse_without_a_rank",
 ]
 
-log = logging.getLogger("gpumap")
+log = logging.getLogger(__name__)
 
 _KNOWN_BACKENDS = ("gloo", "nccl", "mpi", "ucc", "xccl")
 # Of devices that only other builds of torch know, for rehearsals.
@@ -47,7 +47,7 @@ _BACKENDS = {"npu": "hccl", "hpu": "hccl", "xpu": "xccl", "cuda": "nccl"}
 
 
 @dataclass(frozen=True)
-class Asked:
+class SessionOptions:
     """The arguments of a session, as the user wrote them.
 
     Raises:
@@ -127,7 +127,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class LocalSetup:
     """This rank's own part, ready.
 
     Attributes:
@@ -139,7 +139,7 @@ class Prepared:
         rehearsal: The machine pretended, if one is.
     """
 
-    choice: Choice
+    policy: Policy
     node: Node
     placement: Placement
     device: torch.device
@@ -157,62 +157,65 @@ class Prepared:
         return "gloo" if self.rehearsal else self.backend
 
 
-def prepare(asked: Asked, launch: Launch) -> Prepared:
+def prepare(options: SessionOptions, launch: Launch) -> LocalSetup:
     """Find the node, place this rank, check its neighbours, make its device current.
 
     Raises:
         DeviceError: A device is asked for that is not there.
         PlacementError: The placement is impossible, as far as one rank can see.
     """
-    choice = Choice.of(
-        asked.strategy, asked.pool, asked.scores, oversubscribe=asked.oversubscribe
+    policy = Policy.of(
+        options.strategy,
+        options.pool,
+        options.scores,
+        oversubscribe=options.oversubscribe,
     )
-    rehearsal = asked.environ.get(REHEARSAL) or None
-    node = _node(asked, launch)
-    if asked.launch is None:
-        launch = launched_on(node, launch, asked.environ)
+    rehearsal = options.environ.get(REHEARSAL) or None
+    node = _node(options, launch)
+    if options.launch is None:
+        launch = launched_on(node, launch, options.environ)
     placement = place(
         launch,
         node,
-        choice.strategy,
-        gpus=choice.gpus,
-        scores=choice.scores,
-        oversubscribe=choice.oversubscribe,
+        policy.strategy,
+        gpus=policy.gpus,
+        scores=policy.scores,
+        oversubscribe=policy.oversubscribe,
     )
-    backend = asked.backend or _default_backend(placement.device.kind, rehearsal)
-    refuse_conflicts(placement, node, choice, backend)
+    backend = options.backend or _default_backend(placement.device.kind, rehearsal)
+    refuse_conflicts(placement, node, policy, backend)
     if (launch.local_rank or 0) == 0 and placement.device.kind != "cpu":
-        _advise(choice, launch, node)
+        _advise(policy, launch, node)
     # Of a mask that all have, one rank tells; of one of its own, each.
     own = launch.devices_bound or not node.devices
-    tells = (own or (launch.local_rank or 0) == 0) and asked.device != "cpu"
-    if tells and (slip := doubt(node, asked.environ)):
+    tells = (own or (launch.local_rank or 0) == 0) and options.device != "cpu"
+    if tells and (slip := doubt(node, options.environ)):
         log.warning("%s", slip)
     device = _torch_device(placement, rehearsal)
     if rehearsal is None:
         _refuse_a_missing_backend(backend)
     if launch.world_size > 1 and "gloo" in (backend, rehearsal and "gloo"):
-        agent = asked.environ.get("TORCHELASTIC_USE_AGENT_STORE")
+        agent = options.environ.get("TORCHELASTIC_USE_AGENT_STORE")
         hosts = launch.rank == 0 and not agent
         who = f"rank {launch.rank} of {launch.world_size}"
         refuse_few_files(who, files_of_session(launch.world_size, hosts=hosts))
     if device.type != "cpu":
         # Before anything else, so that no later step opens a context on device 0.
         torch.accelerator.set_device_index(device.index)
-    return Prepared(choice, node, placement, device, backend, rehearsal)
+    return LocalSetup(policy, node, placement, device, backend, rehearsal)
 
 
-def launch_of_group(asked: Asked) -> Launch:
+def launch_of_group(options: SessionOptions) -> Launch:
     """Return the launch of a process whose process group exists already.
 
     Raises:
         SessionError: The environment says another rank or world size.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    launch = asked.launch or detect_launch(asked.environ)
+    launch = options.launch or detect_launch(options.environ)
     if (launch.rank, launch.world_size) == (rank, world_size):
         return launch
-    if asked.launch is None and launch.launcher == "single process":
+    if options.launch is None and launch.launcher == "single process":
         return Launch(launcher="process group", rank=rank, world_size=world_size)
     raise SessionError(
         f"the process group says rank {rank} of {world_size}, {launch.launcher} says "
@@ -251,24 +254,24 @@ def refuse_without_a_rank(launch: Launch, environ: Mapping[str, str]) -> None:
     )
 
 
-def _node(asked: Asked, launch: Launch) -> Node:
-    if asked.device == "cpu" and asked.gpus is not None:
+def _node(options: SessionOptions, launch: Launch) -> Node:
+    if options.device == "cpu" and options.gpus is not None:
         raise DeviceError(
-            f'device="cpu" and gpus={asked.gpus!r} contradict each other.',
+            f'device="cpu" and gpus={options.gpus!r} contradict each other.',
             "",
             "Leave one of them out.",
         )
-    if asked.node is not None:
-        return asked.node
-    return detect_node(asked.device, asked.environ, launch)
+    if options.node is not None:
+        return options.node
+    return detect_node(options.device, options.environ, launch)
 
 
-def _advise(choice: Choice, launch: Launch, node: Node) -> None:
-    if idle := idle_devices(launch, pool_of(choice, launch, node), node):
-        log.log(logging.INFO if choice.gpus is None else logging.WARNING, "%s", idle)
-    devices = devices_here(choice, launch, node)
-    pool = allowed_devices(choice, launch, node)
-    for sentence in advice(devices, pool, node, choice.name):
+def _advise(policy: Policy, launch: Launch, node: Node) -> None:
+    if idle := idle_devices(launch, pool_of(policy, launch, node), node):
+        log.log(logging.INFO if policy.gpus is None else logging.WARNING, "%s", idle)
+    devices = devices_here(policy, launch, node)
+    pool = allowed_devices(policy, launch, node)
+    for sentence in advice(devices, pool, node, policy.name):
         log.warning("%s", sentence)
 
 

@@ -23,10 +23,10 @@ from gpumap.rendezvous.failures import Answer
 from gpumap.rendezvous.gloo_sockets import GlooConnections, own_address_at
 from gpumap.rendezvous.interfaces import interface_of, names_itself_loopback
 from gpumap.rendezvous.messages import described, first_line
-from gpumap.rendezvous.rendezvous import Meeting
+from gpumap.rendezvous.rendezvous import Rendezvous
 from gpumap.runtime.collectives import newest, progress
 from gpumap.runtime.forks import outlive
-from gpumap.runtime.local_setup import Asked, Prepared
+from gpumap.runtime.local_setup import LocalSetup, SessionOptions
 
 __all__ = ["ProcessGroup", "refuse_a_dead_group"]
 
@@ -36,7 +36,7 @@ __all__ = ["ProcessGroup", "refuse_a_dead_group"]
 # group does not end it. Imported here, before there is a group, they hold None.
 import_module("torch.distributed.nn.functional")
 
-log = logging.getLogger("gpumap")
+log = logging.getLogger(__name__)
 
 _Hook: TypeAlias = Callable[
     [type[BaseException], BaseException, TracebackType | None], object
@@ -52,17 +52,19 @@ class ProcessGroup:
     One that exists already, and is the user's, is only looked at.
     """
 
-    def __init__(self, prepared: Prepared, asked: Asked, meeting: Meeting) -> None:
+    def __init__(
+        self, setup: LocalSetup, options: SessionOptions, meeting: Rendezvous
+    ) -> None:
         """Take the group that exists; without one, form() makes it."""
-        self._prepared = prepared
-        self._asked = asked
+        self._setup = setup
+        self._asked = options
         self._meeting = meeting
         self._adopted = dist.is_initialized()
         self._group = dist.group.WORLD
         self._name = _name_of(self._group)
         self._before = -1
         self._formed = self._adopted
-        self._backend = prepared.backend_in_use
+        self._backend = setup.backend_in_use
         self._connections = GlooConnections(everything=self._adopted)
         self._variables = ExitStack()
         self._forming = False
@@ -77,29 +79,29 @@ class ProcessGroup:
         """
         if self._adopted:
             return
-        prepared, asked = self._prepared, self._asked
-        launch, on_cpu = prepared.placement.launch, prepared.device.type == "cpu"
+        setup, options = self._setup, self._asked
+        launch, on_cpu = setup.placement.launch, setup.device.type == "cpu"
         # Meeting the others has its own bound; the group's is for what comes after.
-        meeting = timedelta(seconds=asked.start_seconds)
+        meeting = timedelta(seconds=options.start_seconds)
         self._forming = True
         self._before = newest()
         try:
             self._variables.enter_context(_gloo_in_reach(launch, self._meeting))
             dist.init_process_group(
                 self._backend,
-                timeout=meeting if self._backend == "gloo" else asked.group_timeout,
+                timeout=meeting if self._backend == "gloo" else options.group_timeout,
                 store=dist.PrefixStore("group", self._meeting.store),
                 rank=launch.rank,
                 world_size=launch.world_size,
-                device_id=None if on_cpu else prepared.device,
+                device_id=None if on_cpu else setup.device,
             )
             if self._backend == "gloo":
-                later = asked.group_timeout or default_pg_timeout
+                later = options.group_timeout or default_pg_timeout
                 dist.distributed_c10d._set_pg_timeout(later)  # noqa: SLF001 - torch has no public way
         except (dist.DistError, RuntimeError) as error:
             raise SessionError(
                 f"the {self._backend} process group did not form, "
-                f"{asked.start_seconds:g} s at most.",
+                f"{options.start_seconds:g} s at most.",
                 f"{first_line(error)}",
                 "A rank that answered the roll call did not come, or cannot be "
                 "reached from here.",
@@ -239,7 +241,7 @@ os.register_at_fork(after_in_child=_outlive_in_a_child)
 
 
 @contextmanager
-def _gloo_in_reach(launch: Launch, meeting: Meeting) -> Generator[None, None, None]:
+def _gloo_in_reach(launch: Launch, meeting: Rendezvous) -> Generator[None, None, None]:
     """Have gloo's own sockets where the other ranks come, and nowhere else.
 
     gloo listens where the host's name points to, unless this variable names an
@@ -260,7 +262,7 @@ def _gloo_in_reach(launch: Launch, meeting: Meeting) -> Generator[None, None, No
         os.environ.pop(variable, None)
 
 
-def _gloos_interface(launch: Launch, meeting: Meeting) -> str | None:
+def _gloos_interface(launch: Launch, meeting: Rendezvous) -> str | None:
     alone = launch.master_addr in LOOPBACK and not launch.several_nodes
     if launch.one_node or alone:
         names = {name for _, name in socket.if_nameindex()}

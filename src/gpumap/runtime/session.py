@@ -21,21 +21,21 @@ from gpumap.rendezvous.store_client import StoreLostError
 from gpumap.runtime.alone import alone
 from gpumap.runtime.block import Block
 from gpumap.runtime.local_setup import (
-    Asked,
-    Prepared,
+    LocalSetup,
+    SessionOptions,
     launch_of_group,
     refuse_without_a_rank,
 )
 from gpumap.runtime.process_group import ProcessGroup, refuse_a_dead_group
-from gpumap.runtime.shutdown import Alone, Ending
+from gpumap.runtime.shutdown import Alone, Shutdown
 from gpumap.runtime.sigterm import Sigterm, Terminated
-from gpumap.runtime.startup import Joined, join
+from gpumap.runtime.startup import Started, start_up
 
 __all__ = ["Session", "current", "life_of", "session"]
 
 T = TypeVar("T")
 
-log = logging.getLogger("gpumap")
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def session(
     All arguments are as in ddp_session, and so are the errors. It is used with `with`,
     or above a function, which then runs in a session of its own at each call.
     """
-    asked = Asked(
+    options = SessionOptions(
         strategy=strategy,
         gpus=gpus,
         scores=scores,
@@ -102,7 +102,7 @@ def session(
         launch=launch,
         node=node,
     )
-    return Block(lambda: life_of(asked, lambda opened: opened))
+    return Block(lambda: life_of(options, lambda opened: opened))
 
 
 def current() -> Session:
@@ -121,10 +121,10 @@ def current() -> Session:
 
 
 def life_of(
-    asked: Asked,
+    options: SessionOptions,
     wrap: Callable[[Session], T],
     *,
-    check: Callable[[Prepared], Likeness] = lambda _: Likeness(),
+    check: Callable[[LocalSetup], Likeness] = lambda _: Likeness(),
     let_go: Callable[[T], None] = lambda _: None,
 ) -> Generator[T, None, None]:
     """Open a session, yield what wrap makes of it, and close it, whatever happens.
@@ -132,27 +132,27 @@ def life_of(
     check says what all ranks' models must be like, and may refuse to start; let_go
     takes from what was yielded what keeps the process group alive.
     """
-    with Sigterm(asked.start_seconds) as sigterm, ExitStack() as stack:
-        asked.check_types()
+    with Sigterm(options.start_seconds) as sigterm, ExitStack() as stack:
+        options.check_types()
         refuse_a_dead_group()
         adopted = dist.is_initialized()
         launch = (
-            launch_of_group(asked)
+            launch_of_group(options)
             if adopted
-            else asked.launch or detect_launch(asked.environ)
+            else options.launch or detect_launch(options.environ)
         )
-        if not adopted and asked.launch is None:
-            refuse_without_a_rank(launch, asked.environ)
-        joined = join(asked, launch, check, adopted=adopted)
-        _log_start(joined.prepared)
+        if not adopted and options.launch is None:
+            refuse_without_a_rank(launch, options.environ)
+        started = start_up(options, launch, check, adopted=adopted)
+        _log_start(started.setup)
         if launch.launcher == "single process":
-            stack.enter_context(alone(joined.me))
-        group = ProcessGroup(joined.prepared, asked, joined.meeting)
-        ending = _ending(asked, joined, group)
+            stack.enter_context(alone(started.me))
+        group = ProcessGroup(started.setup, options, started.meeting)
+        ending = _ending(options, started, group)
         sigterm.last_words = lambda: ending.last_words(Terminated())
         try:
             group.form()
-            _current.append(_session(joined))
+            _current.append(_session(started))
             value = wrap(_current[-1])
             try:
                 yield value
@@ -181,23 +181,23 @@ def life_of(
         ending.close()
 
 
-def _session(joined: Joined) -> Session:
-    prepared = joined.prepared
+def _session(started: Started) -> Session:
+    setup = started.setup
     return Session(
-        device=prepared.device,
-        launch=prepared.placement.launch,
-        node=prepared.node,
-        placement=prepared.placement,
-        store=dist.PrefixStore("user", joined.meeting.store),
+        device=setup.device,
+        launch=setup.placement.launch,
+        node=setup.node,
+        placement=setup.placement,
+        store=dist.PrefixStore("user", started.meeting.store),
     )
 
 
-def _log_start(prepared: Prepared) -> None:
-    launch, placement = prepared.placement.launch, prepared.placement
-    if prepared.rehearsal and launch.rank == 0:
+def _log_start(setup: LocalSetup) -> None:
+    launch, placement = setup.placement.launch, setup.placement
+    if setup.rehearsal and launch.rank == 0:
         log.warning(
             "rehearsal of %s: no GPU is used, training runs on the CPU with gloo",
-            prepared.rehearsal,
+            setup.rehearsal,
         )
     log.info(
         "rank %d of %d (local rank %s) trains on %s %s: %s",
@@ -210,14 +210,16 @@ def _log_start(prepared: Prepared) -> None:
     )
 
 
-def _ending(asked: Asked, joined: Joined, group: ProcessGroup) -> Ending | Alone:
-    if joined.prepared.placement.launch.world_size == 1:
-        return Alone(joined.me)
+def _ending(
+    options: SessionOptions, started: Started, group: ProcessGroup
+) -> Shutdown | Alone:
+    if started.setup.placement.launch.world_size == 1:
+        return Alone(started.me)
     try:
-        return Ending(joined, asked, group)
+        return Shutdown(started, options, group)
     except StoreLostError as error:
         raise RollCallError(
-            f"{joined.meeting.keeper} went after the roll call.",
+            f"{started.meeting.keeper} went after the roll call.",
             f"{error}.",
             "See what it says.",
             (0,),

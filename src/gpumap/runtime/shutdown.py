@@ -1,4 +1,4 @@
-"""How ranks part: together when all went well, else told which one failed first."""
+"""Closing a session: together after success, else told which rank failed first."""
 
 import logging
 import time
@@ -26,13 +26,13 @@ from gpumap.rendezvous.procfs import is_gone, is_halted
 from gpumap.rendezvous.store_client import StoreLostError
 from gpumap.runtime.block import at_exit
 from gpumap.runtime.listening import Listener
-from gpumap.runtime.local_setup import Asked
+from gpumap.runtime.local_setup import SessionOptions
 from gpumap.runtime.process_group import ProcessGroup
-from gpumap.runtime.startup import Joined
+from gpumap.runtime.startup import Started
 
-__all__ = ["Alone", "Ending"]
+__all__ = ["Alone", "Shutdown"]
 
-log = logging.getLogger("gpumap")
+log = logging.getLogger(__name__)
 
 # How long the others may take to close their groups, once all have come to the end.
 _CLOSE_SECONDS = 10.0
@@ -74,28 +74,30 @@ class Alone:
         """Leave nothing behind."""
 
 
-class Ending:
+class Shutdown:
     """One rank's way out of a session among others.
 
     A rank leaves by meet(), once its body has ended well, and by part(), once its group
     is closed; or by fail(), at any time before.
     """
 
-    def __init__(self, joined: Joined, asked: Asked, group: ProcessGroup) -> None:
+    def __init__(
+        self, joined: Started, options: SessionOptions, group: ProcessGroup
+    ) -> None:
         """Listen to the others from now on.
 
         Raises:
             StoreLostError: The store does not answer.
         """
-        world_size = joined.prepared.placement.launch.world_size
+        world_size = joined.setup.placement.launch.world_size
         self._meeting = joined.meeting
-        self._board = joined.meeting.board(asked.group_seconds)
+        self._board = joined.meeting.board(options.group_seconds)
         self._me = joined.me
         self._host = joined.host
         self._neighbours = joined.neighbours
         self._world_size = world_size
         self._group = group
-        self._end_seconds = asked.end_seconds
+        self._end_seconds = options.end_seconds
         self._journal = Journal(self._board)
         self._told: SessionError | None = None
         self._listener = Listener(
@@ -301,10 +303,10 @@ class Ending:
 
     def _ask_all(self) -> Member:
         """Have all ranks write what they are doing; return who asked first."""
-        asked = self._journal.append(Entry(kind="inquiry", member=self._me))
-        if asked.member == self._me:
+        options = self._journal.append(Entry(kind="inquiry", member=self._me))
+        if options.member == self._me:
             self._board.comes("answered", _ANSWER_SECONDS)
-        return asked.member
+        return options.member
 
     def _answer_of(self, rank: int) -> Answer:
         key = f"answer/{rank}"

@@ -1,4 +1,4 @@
-"""How a rank joins the others: prepared alone, met on the store, called at the roll."""
+"""Start of a session: local set-up, rendezvous, roll call."""
 
 import logging
 import os
@@ -18,15 +18,15 @@ from gpumap.rendezvous.members import Member, Terms
 from gpumap.rendezvous.messages import described
 from gpumap.rendezvous.model_digest import Likeness
 from gpumap.rendezvous.procfs import boot_id, file_space, pid_space
-from gpumap.rendezvous.rendezvous import Meeting, meet, meet_in_group
+from gpumap.rendezvous.rendezvous import Rendezvous, meet, meet_in_group
 from gpumap.rendezvous.roll_call import answer, roll_call
-from gpumap.rendezvous.session_store import Board
+from gpumap.rendezvous.session_store import SessionStore
 from gpumap.rendezvous.store_client import StoreLostError
-from gpumap.runtime.local_setup import Asked, Prepared, prepare
+from gpumap.runtime.local_setup import LocalSetup, SessionOptions, prepare
 
-__all__ = ["Joined", "join"]
+__all__ = ["Started", "start_up"]
 
-log = logging.getLogger("gpumap")
+log = logging.getLogger(__name__)
 
 # How long a rank that cannot start looks for the others, to tell them.
 _ANSWER_SECONDS = 15.0
@@ -35,7 +35,7 @@ _MOST_NEIGHBOURS = 256
 
 
 @dataclass(frozen=True)
-class Joined:
+class Started:
     """A rank among all others.
 
     Attributes:
@@ -46,31 +46,31 @@ class Joined:
         neighbours: The other ranks of this node, as far as they are known.
     """
 
-    prepared: Prepared
-    meeting: Meeting
+    setup: LocalSetup
+    meeting: Rendezvous
     me: Member
     host: Member | None
     neighbours: Sequence[Member]
 
 
-def join(
-    asked: Asked,
+def start_up(
+    options: SessionOptions,
     launch: Launch,
-    check: Callable[[Prepared], Likeness],
+    check: Callable[[LocalSetup], Likeness],
     *,
     adopted: bool,
-) -> Joined:
+) -> Started:
     """Return once all ranks are there and agree.
 
     check says what all ranks' models must be like, and may refuse to start; adopted,
     whether a process group exists already, whose store is used.
     """
-    prepared, likeness = _prepare_or_answer(asked, launch, check, adopted=adopted)
-    meeting = _meet(launch, asked.start_seconds, asked, adopted=adopted)
-    me = _member(prepared, asked)
+    setup, likeness = _prepare_or_answer(options, launch, check, adopted=adopted)
+    meeting = _meet(launch, options.start_seconds, options, adopted=adopted)
+    me = _member(setup, options)
     try:
-        with closing(meeting.board(asked.start_seconds)) as board:
-            host = _call_the_roll(asked, prepared, meeting, board, me, likeness)
+        with closing(meeting.board(options.start_seconds)) as board:
+            host = _call_the_roll(options, setup, meeting, board, me, likeness)
             ranks = neighbours_of(launch)
             neighbours = [board.read(f"rank/{rank}", Member) for rank in ranks]
     except StoreLostError as error:
@@ -81,7 +81,7 @@ def join(
             (0,),
         ) from None
     others = [member for member in neighbours if member != me]
-    return Joined(prepared, meeting, me, None if host == me else host, others)
+    return Started(setup, meeting, me, None if host == me else host, others)
 
 
 def neighbours_of(launch: Launch) -> Sequence[int]:
@@ -98,29 +98,31 @@ def _node_of(launch: Launch) -> int | None:
 
 
 def _prepare_or_answer(
-    asked: Asked,
+    options: SessionOptions,
     launch: Launch,
-    check: Callable[[Prepared], Likeness],
+    check: Callable[[LocalSetup], Likeness],
     *,
     adopted: bool,
-) -> tuple[Prepared, Likeness]:
+) -> tuple[LocalSetup, Likeness]:
     """Prepare; if that fails, tell the others, so that they fail too, and at once."""
     try:
-        prepared = prepare(asked, launch)
-        return prepared, check(prepared)
+        setup = prepare(options, launch)
+        return setup, check(setup)
     except Exception as error:
         if launch.world_size > 1:
-            _answer(asked, launch, error, adopted=adopted)
+            _answer(options, launch, error, adopted=adopted)
         raise
 
 
-def _answer(asked: Asked, launch: Launch, error: Exception, *, adopted: bool) -> None:
+def _answer(
+    options: SessionOptions, launch: Launch, error: Exception, *, adopted: bool
+) -> None:
     # All of it is in the error, which is raised once they know.
     happened = described(error).partition("\n")[0]
     log.error("rank %d cannot start, and tells the others: %s", launch.rank, happened)
-    seconds = min(asked.start_seconds, _ANSWER_SECONDS)
+    seconds = min(options.start_seconds, _ANSWER_SECONDS)
     try:
-        meeting = _meet(launch, seconds, asked, adopted=adopted)
+        meeting = _meet(launch, seconds, options, adopted=adopted)
         with closing(meeting.board(seconds)) as board:
             answer(
                 board,
@@ -134,56 +136,58 @@ def _answer(asked: Asked, launch: Launch, error: Exception, *, adopted: bool) ->
         note(error, f"gpumap: the other ranks could not be told: {described(failure)}")
 
 
-def _meet(launch: Launch, seconds: float, asked: Asked, *, adopted: bool) -> Meeting:
+def _meet(
+    launch: Launch, seconds: float, options: SessionOptions, *, adopted: bool
+) -> Rendezvous:
     if adopted:
         return meet_in_group()
-    return meet(launch, seconds, asked.environ)
+    return meet(launch, seconds, options.environ)
 
 
-def _member(prepared: Prepared, asked: Asked) -> Member:
+def _member(setup: LocalSetup, options: SessionOptions) -> Member:
     return Member(
-        rank=prepared.placement.launch.rank,
-        hostname=prepared.node.hostname,
+        rank=setup.placement.launch.rank,
+        hostname=setup.node.hostname,
         pid=os.getpid(),
-        device=str(prepared.placement.device),
-        identity=None if prepared.choice.oversubscribe else _identity(prepared),
-        sight=_sight(prepared, asked),
-        scores=_scores(prepared),
-        rehearsal=_machine(prepared),
-        hint=_hint(prepared),
+        device=str(setup.placement.device),
+        identity=None if setup.policy.oversubscribe else _identity(setup),
+        sight=_sight(setup, options),
+        scores=_scores(setup),
+        rehearsal=_machine(setup),
+        hint=_hint(setup),
         pid_space=pid_space(),
     )
 
 
-def _sight(prepared: Prepared, asked: Asked) -> str:
+def _sight(setup: LocalSetup, options: SessionOptions) -> str:
     """Return why this rank trains on the CPU, if it does."""
-    if prepared.placement.device.kind != "cpu":
+    if setup.placement.device.kind != "cpu":
         return ""
-    if asked.device == "cpu":
+    if options.device == "cpu":
         return 'device="cpu" was asked for.'
-    return prepared.node.visible
+    return setup.node.visible
 
 
-def _machine(prepared: Prepared) -> str:
+def _machine(setup: LocalSetup) -> str:
     """Return the machine pretended; a file by its whole path."""
-    wanted = prepared.rehearsal or ""
+    wanted = setup.rehearsal or ""
     return str(Path(wanted).resolve()) if "/" in wanted else wanted
 
 
-def _scores(prepared: Prepared) -> str:
+def _scores(setup: LocalSetup) -> str:
     """Return each device's score in words, where scores placed this rank."""
-    choice, node = prepared.choice, prepared.node
-    if choice.strategy != "scored" or prepared.placement.device.kind == "cpu":
+    policy, node = setup.policy, setup.node
+    if policy.strategy != "scored" or setup.placement.device.kind == "cpu":
         return ""
-    pool = allowed_devices(choice, prepared.placement.launch, node)
-    scores = scores_of(choice.scores, pool, node)
+    pool = allowed_devices(policy, setup.placement.launch, node)
+    scores = scores_of(policy.scores, pool, node)
     return ", ".join(f"{node.devices[n].kind}:{n} {x:g}" for n, x in scores.items())
 
 
-def _hint(prepared: Prepared) -> str:
+def _hint(setup: LocalSetup) -> str:
     """Return what to change if this rank's device turns out to be taken."""
-    launch, count = prepared.placement.launch, len(prepared.node.devices)
-    if prepared.placement.device.mig and not prepared.can_share:
+    launch, count = setup.placement.launch, len(setup.node.devices)
+    if setup.placement.device.mig and not setup.can_share:
         return (
             "NCCL refuses two ranks on one GPU, MIG slices of it included: give each "
             'rank a slice of a GPU of its own, or choose backend="gloo".'
@@ -195,19 +199,19 @@ def _hint(prepared: Prepared) -> str:
             "of its own."
         )
     return (
-        f'Strategy "{prepared.choice.name}" placed each by what its own process sees: '
+        f'Strategy "{setup.policy.name}" placed each by what its own process sees: '
         "give every process of a node the same *_VISIBLE_DEVICES and distinct local "
         "ranks, or each its own device."
         + " To share one on purpose, write oversubscribe=True."
-        * prepared.can_share
+        * setup.can_share
     )
 
 
-def _identity(prepared: Prepared) -> Identity | None:
+def _identity(setup: LocalSetup) -> Identity | None:
     """Return what tells this rank's device from all others, if anything does."""
-    launch, device = prepared.placement.launch, prepared.placement.device
+    launch, device = setup.placement.launch, setup.placement.device
     host, view = boot_id(), file_space()
-    if prepared.rehearsal:
+    if setup.rehearsal:
         # One description may stand for several pretended nodes.
         node = launch.node_rank
         host = view = f"of node {0 if node is None else node}"
@@ -215,26 +219,26 @@ def _identity(prepared: Prepared) -> Identity | None:
             host = view = f"of rank {launch.rank}'s node"
     elif launch.devices_bound and device.physical_index is None:
         view = None
-    return identity_of(device, host=host, view=view, can_share=prepared.can_share)
+    return identity_of(device, host=host, view=view, can_share=setup.can_share)
 
 
 def _call_the_roll(
-    asked: Asked,
-    prepared: Prepared,
-    meeting: Meeting,
-    board: Board,
+    options: SessionOptions,
+    setup: LocalSetup,
+    meeting: Rendezvous,
+    board: SessionStore,
     me: Member,
     likeness: Likeness,
 ) -> Member | None:
     """Return once all agree, with who hosts the store, where a rank does."""
-    launch = prepared.placement.launch
+    launch = setup.placement.launch
     terms = Terms(
         world_size=launch.world_size,
-        kind=prepared.placement.device.kind,
-        on_cpu_as_asked=asked.device == "cpu",
-        rehearsal=prepared.rehearsal is not None,
-        backend=prepared.backend,
-        strategy=prepared.choice.name,
+        kind=setup.placement.device.kind,
+        on_cpu_as_asked=options.device == "cpu",
+        rehearsal=setup.rehearsal is not None,
+        backend=setup.backend,
+        strategy=setup.policy.name,
         ddp=dict(likeness.options),
         model=likeness.digest,
     )
@@ -243,13 +247,13 @@ def _call_the_roll(
             board,
             me,
             terms,
-            asked.start_seconds,
+            options.start_seconds,
             hosted=meeting.hosted,
             rows=likeness.rows,
             neighbours=neighbours_of(launch),
             elsewhere=not meeting.rank_0s,
             node=_node_of(launch),
-            remark=at_a_terminal(asked.environ) if launch.launcher == "Slurm" else "",
+            remark=at_a_terminal(options.environ) if launch.launcher == "Slurm" else "",
         )
         return board.read("rank/0", Member) if meeting.rank_0s else None
     except (KeyboardInterrupt, SystemExit) as error:

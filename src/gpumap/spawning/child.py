@@ -19,7 +19,7 @@ from gpumap.spawning.pickling import dumps, loads
 
 __all__ = ["Raised", "Raising", "Returned", "Started", "work"]
 
-log = logging.getLogger("gpumap")
+log = logging.getLogger(__name__)
 
 # How long a rank whose parent has died may take to leave its session.
 _ORPHAN_SECONDS = 5.0

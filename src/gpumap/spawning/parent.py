@@ -17,7 +17,7 @@ from gpumap.rendezvous.journal import Journal
 from gpumap.rendezvous.members import Member
 from gpumap.rendezvous.messages import signal_name
 from gpumap.rendezvous.rendezvous import session_prefix
-from gpumap.rendezvous.session_store import Board, TorchKeys
+from gpumap.rendezvous.session_store import SessionStore, TorchKeys
 from gpumap.rendezvous.store_client import StoreLostError
 from gpumap.spawning.child import Raised, Raising, Returned
 from gpumap.spawning.pickling import loads
@@ -111,7 +111,7 @@ def first_failed(store: dist.Store) -> tuple[int, ...]:
     ranks: tuple[int, ...] = ()
     with contextlib.suppress(StoreLostError, GpumapError):
         for number in itertools.count(1):
-            board = Board(keys, session_prefix(number))
+            board = SessionStore(keys, session_prefix(number))
             if not board.has("terms"):
                 break
             outcome = Journal(board).find("outcome")
@@ -197,7 +197,7 @@ def end_all(ranks: Sequence[Rank], seconds: float) -> None:
 
 def _named(rank: Rank, store: dist.Store) -> str:
     """Return a rank with its process and, once it answered the roll, its device."""
-    board = Board(TorchKeys(store), session_prefix(1))
+    board = SessionStore(TorchKeys(store), session_prefix(1))
     with contextlib.suppress(StoreLostError, GpumapError):
         if board.has(f"rank/{rank.rank}"):
             member = board.read(f"rank/{rank.rank}", Member)

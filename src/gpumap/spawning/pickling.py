@@ -10,7 +10,7 @@ import torch
 
 __all__ = ["dumps", "loads"]
 
-log = logging.getLogger("gpumap")
+log = logging.getLogger(__name__)
 
 
 def dumps(value: object, pickler: str) -> bytes:
