@@ -1,12 +1,17 @@
 """The package as a whole: what importing it costs, and what it offers."""
 
+import ast
 import inspect
 import subprocess
 import sys
+from importlib import import_module
+from importlib.metadata import entry_points
+from pathlib import Path
 
 import pytest
 
 import gpumap
+from gpumap.__main__ import main
 
 
 def test_importing_gpumap_imports_neither_torch_nor_nvml() -> None:
@@ -34,7 +39,7 @@ def test_planning_needs_no_torch(names: list[str]) -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-@pytest.mark.parametrize("name", gpumap.__all__)
+@pytest.mark.parametrize("name", dir(gpumap))
 def test_every_public_name_resolves_and_has_a_docstring(name: str) -> None:
     """DeviceRef is a union of int and str, and documented where it is defined."""
     value = getattr(gpumap, name)
@@ -43,9 +48,24 @@ def test_every_public_name_resolves_and_has_a_docstring(name: str) -> None:
         assert value.__module__.startswith("gpumap.")
 
 
-def test_the_public_names_are_those_of_the_table() -> None:
-    """__all__ is written out for type checkers; the table is what loads."""
-    assert set(gpumap.__all__) == set(gpumap._HOME)
-    assert dir(gpumap) == sorted(gpumap.__all__)
+def test_checkers_read_the_same_names_as_are_loaded() -> None:
+    """One list for checkers, one for Python: the same names, of the same modules."""
+    tree = ast.parse(Path(gpumap.__file__).read_text())
+    imported = {
+        alias.asname: (node.module, alias.name)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+        if alias.asname
+    }
+    assert sorted(imported) == dir(gpumap) == sorted(vars(gpumap)["__all__"])
+    for name, (module, source) in imported.items():
+        assert getattr(import_module(str(module)), source) is getattr(gpumap, name)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         gpumap.nothing  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_the_console_script_is_the_command() -> None:
+    """`gpumap` is `python -m gpumap`."""
+    [script] = entry_points(group="console_scripts", name="gpumap")
+    assert script.load() is main

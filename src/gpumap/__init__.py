@@ -3,100 +3,74 @@
 gpumap maps ranks to devices by pure functions, checks with all ranks that the mapping
 is right before training starts, and runs the session that trains on it. Importing it
 imports neither torch nor NVML; the names below are loaded when they are first used.
+They are all that is public; modules and what else they hold may change at any time.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gpumap.detect.hardware import detect_node
-    from gpumap.detect.launchers import detect_launch
-    from gpumap.detect.measure import measure
-    from gpumap.detect.rehearsal import machine
-    from gpumap.errors import (
-        DeviceError,
-        GpumapError,
-        LaunchError,
-        PlacementError,
-        RollCallError,
-        SessionError,
-    )
-    from gpumap.mapping.best_links import best_linked
-    from gpumap.mapping.device_refs import DeviceRef
-    from gpumap.mapping.devices import Device, Link, Node
-    from gpumap.mapping.launch import Launch
-    from gpumap.mapping.placement import Conflict, Placement, place
-    from gpumap.mapping.plan import Plan, plan
-    from gpumap.mapping.ranks import RankLayout
-    from gpumap.mapping.topology import parse_topology
-    from gpumap.runtime.ddp import ddp_session
-    from gpumap.runtime.session import Session, current, session
-    from gpumap.spawning.spawn import spawn
+    from gpumap.detect.hardware import detect_node as detect_node
+    from gpumap.detect.launchers import detect_launch as detect_launch
+    from gpumap.detect.measure import measure as measure
+    from gpumap.detect.rehearsal import machine as machine
+    from gpumap.errors import DeviceError as DeviceError
+    from gpumap.errors import GpumapError as GpumapError
+    from gpumap.errors import LaunchError as LaunchError
+    from gpumap.errors import PlacementError as PlacementError
+    from gpumap.errors import RollCallError as RollCallError
+    from gpumap.errors import SessionError as SessionError
+    from gpumap.mapping.best_links import best_linked as best_linked
+    from gpumap.mapping.device_refs import DeviceRef as DeviceRef
+    from gpumap.mapping.devices import Device as Device
+    from gpumap.mapping.devices import Link as Link
+    from gpumap.mapping.devices import Node as Node
+    from gpumap.mapping.launch import Launch as Launch
+    from gpumap.mapping.placement import Conflict as Conflict
+    from gpumap.mapping.placement import Placement as Placement
+    from gpumap.mapping.placement import place as place
+    from gpumap.mapping.plan import Plan as Plan
+    from gpumap.mapping.plan import plan as plan
+    from gpumap.mapping.ranks import RankLayout as RankLayout
+    from gpumap.mapping.topology import parse_topology as parse_topology
+    from gpumap.runtime.ddp import ddp_session as ddp_session
+    from gpumap.runtime.session import Session as Session
+    from gpumap.runtime.session import current as current
+    from gpumap.runtime.session import session as session
+    from gpumap.spawning.spawn import spawn as spawn
 
-_HOME = {
-    "Conflict": "mapping.placement",
-    "Device": "mapping.devices",
-    "DeviceError": "errors",
-    "DeviceRef": "mapping.device_refs",
-    "GpumapError": "errors",
-    "Launch": "mapping.launch",
-    "LaunchError": "errors",
-    "Link": "mapping.devices",
-    "Node": "mapping.devices",
-    "Placement": "mapping.placement",
-    "PlacementError": "errors",
-    "Plan": "mapping.plan",
-    "RankLayout": "mapping.ranks",
-    "RollCallError": "errors",
-    "Session": "runtime.session",
-    "SessionError": "errors",
-    "best_linked": "mapping.best_links",
-    "current": "runtime.session",
-    "ddp_session": "runtime.ddp",
-    "detect_launch": "detect.launchers",
-    "detect_node": "detect.hardware",
-    "machine": "detect.rehearsal",
-    "measure": "detect.measure",
-    "parse_topology": "mapping.topology",
-    "place": "mapping.placement",
-    "plan": "mapping.plan",
-    "session": "runtime.session",
-    "spawn": "spawning.spawn",
-}
-
-__all__ = [
-    "Conflict",
-    "Device",
-    "DeviceError",
-    "DeviceRef",
-    "GpumapError",
-    "Launch",
-    "LaunchError",
-    "Link",
-    "Node",
-    "Placement",
-    "PlacementError",
-    "Plan",
-    "RankLayout",
-    "RollCallError",
-    "Session",
-    "SessionError",
-    "best_linked",
-    "current",
-    "ddp_session",
-    "detect_launch",
-    "detect_node",
-    "machine",
-    "measure",
-    "parse_topology",
-    "place",
-    "plan",
-    "session",
-    "spawn",
-]
-
-
-if not TYPE_CHECKING:  # so that checkers find a name that does not exist
+else:  # what checkers do not read, so that they find a name that does not exist
+    _HOME = {
+        "Conflict": "mapping.placement",
+        "Device": "mapping.devices",
+        "DeviceError": "errors",
+        "DeviceRef": "mapping.device_refs",
+        "GpumapError": "errors",
+        "Launch": "mapping.launch",
+        "LaunchError": "errors",
+        "Link": "mapping.devices",
+        "Node": "mapping.devices",
+        "Placement": "mapping.placement",
+        "PlacementError": "errors",
+        "Plan": "mapping.plan",
+        "RankLayout": "mapping.ranks",
+        "RollCallError": "errors",
+        "Session": "runtime.session",
+        "SessionError": "errors",
+        "best_linked": "mapping.best_links",
+        "current": "runtime.session",
+        "ddp_session": "runtime.ddp",
+        "detect_launch": "detect.launchers",
+        "detect_node": "detect.hardware",
+        "machine": "detect.rehearsal",
+        "measure": "detect.measure",
+        "parse_topology": "mapping.topology",
+        "place": "mapping.placement",
+        "plan": "mapping.plan",
+        "session": "runtime.session",
+        "spawn": "spawning.spawn",
+    }
+    __all__ = list(_HOME)
 
     def __getattr__(name: str) -> object:
         """Load a public name on first use (PEP 562)."""
@@ -107,7 +81,6 @@ if not TYPE_CHECKING:  # so that checkers find a name that does not exist
         globals()[name] = value
         return value
 
-
-def __dir__() -> list[str]:
-    """Return the public names."""
-    return sorted(__all__)
+    def __dir__() -> list[str]:
+        """Return the public names."""
+        return sorted(_HOME)

@@ -103,7 +103,7 @@ def _not_printed(text: str) -> str | None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        "python -m gpumap",
+        "python -m gpumap" if sys.argv[0].endswith("__main__.py") else None,
         description="Show which GPU this process would train on, and why.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -1,6 +1,7 @@
 """Where one rank trains, and what its neighbours on the node have to do with it."""
 
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 from gpumap.errors import PlacementError
 from gpumap.mapping.base import FrozenModel
@@ -210,7 +211,8 @@ def runs_on_cpu(policy: Policy, node: Node) -> bool:
     """
     scores = policy.scores
     unscored = scores is None or (
-        isinstance(scores, Mapping) and list(scores) == ["cpu"]
+        isinstance(scores, Mapping)
+        and list(cast("Mapping[object, float]", scores)) == ["cpu"]
     )
     return not node.devices and policy.gpus is None and unscored
 
