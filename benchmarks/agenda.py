@@ -15,7 +15,8 @@ from gpumap.detect.rehearsal import REHEARSAL
 from gpumap.errors import GpumapError
 from gpumap.mapping.base import FrozenModel
 from gpumap.mapping.devices import Device, Node
-from gpumap.mapping.placement import Placement, refuse_conflicts
+from gpumap.mapping.placement import Placement
+from gpumap.mapping.pool import Pool
 
 __all__ = ["Word", "agenda", "agree"]
 
@@ -74,10 +75,9 @@ def _word(options: Options, session: gpumap.Session, backend: str) -> Word:
     for name in options.strategies:
         try:
             policy = choice_of(name, options)
-            placement = gpumap.place(
-                launch, node, policy.strategy, gpus=policy.gpus, scores=policy.scores
-            )
-            refuse_conflicts(placement, node, policy, backend)
+            pool = Pool.of(policy, node, launch)
+            placement = pool.place(launch)
+            pool.refuse_conflicts(launch, backend)
         except GpumapError as error:
             refused[name] = error.happened
         else:

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from gpumap.mapping.launch import Launch as Launch
     from gpumap.mapping.placement import Conflict as Conflict
     from gpumap.mapping.placement import Placement as Placement
-    from gpumap.mapping.placement import place as place
     from gpumap.mapping.plan import Plan as Plan
     from gpumap.mapping.plan import plan as plan
+    from gpumap.mapping.pool import place as place
     from gpumap.mapping.ranks import RankLayout as RankLayout
     from gpumap.mapping.topology import parse_topology as parse_topology
     from gpumap.runtime.ddp import ddp_session as ddp_session
@@ -65,7 +65,7 @@ else:  # what checkers do not read, so that they find a name that does not exist
         "machine": "detect.rehearsal",
         "measure": "detect.measure",
         "parse_topology": "mapping.topology",
-        "place": "mapping.placement",
+        "place": "mapping.pool",
         "plan": "mapping.plan",
         "session": "runtime.session",
         "spawn": "spawning.spawn",

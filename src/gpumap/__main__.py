@@ -14,19 +14,11 @@ from gpumap.detect.rehearsal import REHEARSAL, rehearsed_nodes
 from gpumap.errors import DeviceError, GpumapError
 from gpumap.mapping.base import FrozenModel
 from gpumap.mapping.device_refs import DeviceRef, refs_of
-from gpumap.mapping.devices import Node
-from gpumap.mapping.diagnostics import advice, idle_devices
+from gpumap.mapping.devices import Node, one_per_gpu
 from gpumap.mapping.launch import Launch, store_address
-from gpumap.mapping.placement import (
-    Placement,
-    apart,
-    devices_here,
-    neighbours,
-    place,
-    refuse_conflicts,
-)
+from gpumap.mapping.placement import Placement
 from gpumap.mapping.policy import Policy, Scores, StrategyName, pool_named
-from gpumap.mapping.strategies import allowed_devices, pool_of
+from gpumap.mapping.pool import Pool
 from gpumap.mapping.tables import device_table, link_table, placement_table
 from gpumap.mapping.visibility import doubt, mask_of
 
@@ -193,18 +185,14 @@ def _on_node(
 
     Of this rank alone, where it is not the node's first.
     """
-    mine = _placed(launch, node, policy)
-    refuse_conflicts(mine, node, policy, backend)
-    shown = neighbours(launch) if not launch.local_rank else [launch]
-    placements = [_placed(one, node, policy) for one in shown]
-    if mine.device.kind == "cpu":
-        return placements, []
-    devices = devices_here(policy, launch, node)
-    pool = allowed_devices(policy, launch, node)
-    return placements, [
-        idle_devices(launch, pool_of(policy, launch, node), node),
-        *advice(devices, pool, node, policy.name),
-    ]
+    pool = Pool.of(policy, node, launch)
+    mine = pool.place(launch)
+    pool.refuse_conflicts(launch, backend)
+    if launch.local_rank:
+        placements = [mine]
+    else:
+        placements = [pool.place(one) for one in launch.neighbours]
+    return placements, [pool.idle(launch), *pool.warnings(launch)]
 
 
 def _saved(report: Report, path: Path) -> Report:
@@ -271,7 +259,7 @@ def _cluster(
 def _fitting(policy: Policy, node: Node) -> int:
     """Return how many processes fit a machine that was named without --nproc."""
     listed = policy.listed(node, 0)
-    return max(1, len(apart(node.devices) if listed is None else listed))
+    return max(1, len(one_per_gpu(node.devices) if listed is None else listed))
 
 
 def _pretended(processes: int, nodes: int) -> list[Launch]:
@@ -292,17 +280,6 @@ def _pretended(processes: int, nodes: int) -> list[Launch]:
 
 
 _ALONE = _pretended(1, 1)[0]
-
-
-def _placed(launch: Launch, node: Node, policy: Policy) -> Placement:
-    return place(
-        launch,
-        node,
-        policy.strategy,
-        gpus=policy.gpus,
-        scores=policy.scores,
-        oversubscribe=policy.oversubscribe,
-    )
 
 
 def _in_words(report: Report) -> str:

@@ -18,17 +18,10 @@ from gpumap.detect.launchers import LAUNCHERS, detect_launch, launched_on
 from gpumap.detect.rehearsal import machine
 from gpumap.errors import GpumapError
 from gpumap.mapping.devices import Device, Node
-from gpumap.mapping.diagnostics import advice, idle_devices
 from gpumap.mapping.launch import Launch, store_address
-from gpumap.mapping.placement import (
-    devices_here,
-    neighbours,
-    place,
-    refuse_conflicts,
-)
 from gpumap.mapping.plan import plan
 from gpumap.mapping.policy import Policy
-from gpumap.mapping.strategies import allowed_devices
+from gpumap.mapping.pool import Pool, place
 from gpumap.mapping.visibility import ALL_MASKS, doubt, visible
 from helpers.captured import jobs
 
@@ -193,16 +186,14 @@ def test_choices_give_a_device_or_an_error_of_gpumaps() -> None:
         with contextlib.suppress(GpumapError):
             placed = place(launch, node, dice.choice(names), **asked)
             assert placed.device in node.devices or placed.device.kind == "cpu"
-            choice = _choice(placed.strategy, asked)
-            refuse_conflicts(placed, node, choice, dice.choice(["nccl", "gloo"]))
-            if placed.device.kind != "cpu":
-                pool = allowed_devices(choice, launch, node)
-                idle_devices(launch, pool, node)
-                advice(devices_here(choice, launch, node), pool, node, choice.name)
-            neighbours(launch)
+            pool = Pool.of(_policy(placed.strategy, asked), node, launch)
+            assert pool.place(launch) == placed
+            pool.refuse_conflicts(launch, dice.choice(["nccl", "gloo"]))
+            pool.idle(launch)
+            pool.warnings(launch)
 
 
-def _choice(strategy: Any, asked: Mapping[str, Any]) -> Policy:
+def _policy(strategy: Any, asked: Mapping[str, Any]) -> Policy:
     return Policy.of(
         strategy, asked["gpus"], asked["scores"], oversubscribe=asked["oversubscribe"]
     )

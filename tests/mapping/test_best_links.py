@@ -13,7 +13,7 @@ from gpumap.errors import LaunchError, PlacementError
 from gpumap.mapping.best_links import best_linked, link_speeds
 from gpumap.mapping.devices import Device, Link, Node
 from gpumap.mapping.launch import Launch
-from gpumap.mapping.placement import place
+from gpumap.mapping.pool import place
 from gpumap.mapping.topology import parse_topology
 from helpers.matrices import FOLDER, WHOLE, text
 from helpers.nodes import launch, node

@@ -11,9 +11,9 @@ from gpumap.errors import DeviceError, LaunchError, PlacementError
 from gpumap.mapping.devices import Device, Node
 from gpumap.mapping.diagnostics import idle_devices
 from gpumap.mapping.launch import Launch
-from gpumap.mapping.placement import place, refuse_conflicts
 from gpumap.mapping.plan import plan
 from gpumap.mapping.policy import Gpus, Policy, Strategy
+from gpumap.mapping.pool import Pool, place
 from gpumap.notes import notes_of
 from helpers.nodes import MIG, launch, node
 
@@ -299,10 +299,8 @@ def test_wrong_input_is_told_what_to_write(how: dict[str, Any], said: str) -> No
 
 def conflict(me: Launch, n1: Node, policy: Policy, *, can_share: bool = False) -> None:
     """Place a rank and check its neighbours."""
-    placed = place(
-        me, n1, policy.strategy, gpus=policy.gpus, oversubscribe=policy.oversubscribe
-    )
-    refuse_conflicts(placed, n1, policy, "gloo" if can_share else "nccl")
+    pool = Pool.of(policy, n1, me)
+    pool.refuse_conflicts(me, "gloo" if can_share else "nccl")
 
 
 def test_two_ranks_on_one_device_are_named_with_what_would_fix_it() -> None:

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from gpumap.errors import DeviceError, LaunchError, PlacementError
 from gpumap.mapping.launch import Launch
-from gpumap.mapping.placement import place
 from gpumap.mapping.plan import plan
+from gpumap.mapping.pool import place
 from helpers.nodes import node
 
 

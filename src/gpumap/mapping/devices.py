@@ -8,7 +8,7 @@ from pydantic import model_validator
 from gpumap.errors import DeviceError
 from gpumap.mapping.base import Count, FrozenModel, Index
 
-__all__ = ["CPU", "Device", "Link", "Node"]
+__all__ = ["CPU", "Device", "Link", "Node", "one_per_gpu"]
 
 
 class Device(FrozenModel):
@@ -166,3 +166,9 @@ class Node(FrozenModel):
             for d in self.devices
         )
         return f"Visible on {self.hostname}: {names}."
+
+
+def one_per_gpu(devices: Sequence[Device]) -> list[Device]:
+    """Return the first slice of each GPU, and the devices that are whole."""
+    gpus = {device.mig or f"{device.index}": device for device in reversed(devices)}
+    return sorted(gpus.values(), key=devices.index)

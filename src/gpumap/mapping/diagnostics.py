@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 
 from gpumap.mapping.best_links import MOST_EXACT, best_linked, ring_link
-from gpumap.mapping.devices import Device, Node
+from gpumap.mapping.devices import Device, Node, one_per_gpu
 from gpumap.mapping.launch import Launch
-from gpumap.mapping.placement import apart
 from gpumap.mapping.tables import link_name
 
 __all__ = ["advice", "idle_devices"]
@@ -33,10 +32,10 @@ def idle_devices(launch: Launch, pool: Devices, node: Node) -> str | None:
     Those that would slow the others down are not missed.
     """
     processes = launch.local_world_size or (1 if launch.world_size == 1 else None)
-    useful = worth_using(apart(pool))
+    useful = worth_using(one_per_gpu(pool))
     if processes is None or launch.devices_bound or processes >= len(useful):
         return None
-    which = "" if len(useful) == len(apart(pool)) else " worth using"
+    which = "" if len(useful) == len(one_per_gpu(pool)) else " worth using"
     return (
         f"{processes} of {len(useful)} devices{which} on {node.hostname} will be used. "
         f"To use all: {launch.command(len(useful))}"

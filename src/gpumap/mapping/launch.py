@@ -79,6 +79,16 @@ class Launch(FrozenModel):
             here is not None and here < self.world_size
         )
 
+    @property
+    def neighbours(self) -> "list[Launch]":
+        """The launches of this node's ranks, as far as one rank can know them."""
+        if self.node_ranks is None or self.devices_bound:
+            return [self]
+        return [
+            self.model_copy(update={"rank": rank, "local_rank": local_rank})
+            for local_rank, rank in enumerate(self.node_ranks)
+        ]
+
     def command(self, processes: int) -> str:
         """Return the command that starts so many processes on each node."""
         pattern = _COMMANDS.get(self.launcher, "torchrun --nproc-per-node {n}")

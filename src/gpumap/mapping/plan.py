@@ -4,18 +4,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from gpumap.errors import LaunchError
-from gpumap.mapping.devices import CPU, Device, Node
+from gpumap.mapping.devices import Node
 from gpumap.mapping.launch import Launch
-from gpumap.mapping.placement import (
-    Conflict,
-    Placement,
-    placement_on,
-    runs_on_cpu,
-    shared_devices,
-)
+from gpumap.mapping.placement import Conflict, Placement, shared_devices
 from gpumap.mapping.policy import Gpus, Policy, Scores, Strategy
+from gpumap.mapping.pool import Pool
 from gpumap.mapping.ranks import Distribution, RankLayout
-from gpumap.mapping.strategies import by_rank, pick, pool_of
 from gpumap.mapping.tables import placement_table
 
 __all__ = ["Plan", "plan"]
@@ -33,17 +27,14 @@ class Plan(Sequence[Placement]):
     nodes: Sequence[Node]
     layout: RankLayout
     policy: Policy
-    _pools: dict[_Key, tuple[Node, tuple[Device, ...]]] = field(
-        default_factory=dict["_Key", tuple[Node, tuple[Device, ...]]],
-        repr=False,
-        compare=False,
+    _pools: dict[_Key, Pool] = field(
+        default_factory=dict["_Key", Pool], repr=False, compare=False
     )
 
     def __post_init__(self) -> None:
         """Find now whether some rank has no device."""
-        for node_rank, node in enumerate(self.nodes):
-            if not runs_on_cpu(self.policy, node):
-                self._pool(node_rank)
+        for node_rank in range(len(self.nodes)):
+            self._pool(node_rank)
 
     def __len__(self) -> int:
         """Return the world size."""
@@ -55,13 +46,7 @@ class Plan(Sequence[Placement]):
             message = f"the plan has ranks 0 to {len(self) - 1}, not {rank!r}"
             raise IndexError(message)
         launch = self._launch(rank)
-        node_rank = self.layout.locate(rank)[0]
-        node = self.nodes[node_rank]
-        if runs_on_cpu(self.policy, node):
-            return placement_on(self.policy, launch, node, CPU, ())
-        pool = self._pool(node_rank)
-        device = pick(self.policy, launch, node, pool)
-        return placement_on(self.policy, launch, node, device, pool)
+        return self._pool(launch.node_rank or 0).place(launch)
 
     def __iter__(self) -> Iterator[Placement]:
         """Yield the placements in the order of the ranks."""
@@ -72,18 +57,17 @@ class Plan(Sequence[Placement]):
         found: list[Conflict] = []
         known: dict[int, bool] = {}
         for node_rank, node in enumerate(self.nodes):
-            if not node.devices:
-                continue
             pool = self._pool(node_rank)
+            dealt = pool.devices
             if id(pool) not in known:
-                known[id(pool)] = len({d.index for d in pool}) == len(pool)
-            if known[id(pool)] and not by_rank(self.policy):
+                known[id(pool)] = len({d.index for d in dealt}) == len(dealt)
+            if not dealt or (known[id(pool)] and not pool.by_rank):
                 continue
             ranks = self.layout.ranks_of(node_rank)
             if self.policy.strategy == "modulo":
-                devices = [pool[rank % len(pool)] for rank in ranks]
+                devices = [dealt[rank % len(dealt)] for rank in ranks]
             else:
-                devices = [self[rank].device for rank in ranks]
+                devices = [pool.device_of(self._launch(rank)) for rank in ranks]
             found += shared_devices(node.hostname, ranks, devices)
         return found
 
@@ -93,15 +77,15 @@ class Plan(Sequence[Placement]):
         table = placement_table(self, lambda node_rank: self.nodes[node_rank].hostname)
         return "\n".join([table, *conflicts])
 
-    def _pool(self, node_rank: int) -> tuple[Device, ...]:
+    def _pool(self, node_rank: int) -> Pool:
         node, size = self.nodes[node_rank], self.layout.local_world_sizes[node_rank]
         listed = self.policy.listed(node, node_rank)
         key = (id(node), size, None if listed is None else str(listed))
         if key not in self._pools:
             rank = self.layout.rank(node_rank=node_rank, local_rank=0)
-            # With its node, so that the node's id stays its own.
-            self._pools[key] = node, pool_of(self.policy, self._launch(rank), node)
-        return self._pools[key][1]
+            # A pool keeps its node, so that the node's id stays its own.
+            self._pools[key] = Pool.of(self.policy, node, self._launch(rank))
+        return self._pools[key]
 
     def _launch(self, rank: int) -> Launch:
         node_rank, local_rank = self.layout.locate(rank)

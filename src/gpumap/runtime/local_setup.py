@@ -17,18 +17,11 @@ from gpumap.detect.limits import files_of_session, refuse_few_files
 from gpumap.detect.rehearsal import REHEARSAL
 from gpumap.errors import DeviceError, LaunchError, SessionError
 from gpumap.mapping.devices import Node
-from gpumap.mapping.diagnostics import advice, idle_devices
 from gpumap.mapping.launch import Launch
-from gpumap.mapping.placement import (
-    Placement,
-    can_share,
-    devices_here,
-    place,
-    refuse_conflicts,
-)
+from gpumap.mapping.placement import Placement
 from gpumap.mapping.policy import Gpus, Policy, Scores, Strategy, pool_named
+from gpumap.mapping.pool import Pool, can_share
 from gpumap.mapping.seconds import seconds_of, start_seconds
-from gpumap.mapping.strategies import allowed_devices, pool_of
 from gpumap.mapping.visibility import doubt
 
 __all__ = [
@@ -139,12 +132,16 @@ class LocalSetup:
         rehearsal: The machine pretended, if one is.
     """
 
-    policy: Policy
-    node: Node
+    pool: Pool
     placement: Placement
     device: torch.device
     backend: str
     rehearsal: str | None
+
+    @property
+    def node(self) -> Node:
+        """The host and its devices."""
+        return self.pool.node
 
     @property
     def can_share(self) -> bool:
@@ -174,18 +171,16 @@ def prepare(options: SessionOptions, launch: Launch) -> LocalSetup:
     node = _node(options, launch)
     if options.launch is None:
         launch = launched_on(node, launch, options.environ)
-    placement = place(
-        launch,
-        node,
-        policy.strategy,
-        gpus=policy.gpus,
-        scores=policy.scores,
-        oversubscribe=policy.oversubscribe,
-    )
+    pool = Pool.of(policy, node, launch)
+    placement = pool.place(launch)
     backend = options.backend or _default_backend(placement.device.kind, rehearsal)
-    refuse_conflicts(placement, node, policy, backend)
-    if (launch.local_rank or 0) == 0 and placement.device.kind != "cpu":
-        _advise(policy, launch, node)
+    pool.refuse_conflicts(launch, backend)
+    if (launch.local_rank or 0) == 0:
+        if idle := pool.idle(launch):
+            level = logging.INFO if policy.gpus is None else logging.WARNING
+            log.log(level, "%s", idle)
+        for sentence in pool.warnings(launch):
+            log.warning("%s", sentence)
     # Of a mask that all have, one rank tells; of one of its own, each.
     own = launch.devices_bound or not node.devices
     tells = (own or (launch.local_rank or 0) == 0) and options.device != "cpu"
@@ -202,7 +197,7 @@ def prepare(options: SessionOptions, launch: Launch) -> LocalSetup:
     if device.type != "cpu":
         # Before anything else, so that no later step opens a context on device 0.
         torch.accelerator.set_device_index(device.index)
-    return LocalSetup(policy, node, placement, device, backend, rehearsal)
+    return LocalSetup(pool, placement, device, backend, rehearsal)
 
 
 def launch_of_group(options: SessionOptions) -> Launch:
@@ -264,15 +259,6 @@ def _node(options: SessionOptions, launch: Launch) -> Node:
     if options.node is not None:
         return options.node
     return detect_node(options.device, options.environ, launch)
-
-
-def _advise(policy: Policy, launch: Launch, node: Node) -> None:
-    if idle := idle_devices(launch, pool_of(policy, launch, node), node):
-        log.log(logging.INFO if policy.gpus is None else logging.WARNING, "%s", idle)
-    devices = devices_here(policy, launch, node)
-    pool = allowed_devices(policy, launch, node)
-    for sentence in advice(devices, pool, node, policy.name):
-        log.warning("%s", sentence)
 
 
 def _refuse_a_missing_backend(backend: str) -> None:

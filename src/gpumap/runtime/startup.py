@@ -11,8 +11,6 @@ from gpumap.detect.slurm import at_a_terminal
 from gpumap.errors import RollCallError
 from gpumap.mapping.identity import Identity, identity_of
 from gpumap.mapping.launch import Launch
-from gpumap.mapping.scores import scores_of
-from gpumap.mapping.strategies import allowed_devices
 from gpumap.notes import note
 from gpumap.rendezvous.members import Member, Terms
 from gpumap.rendezvous.messages import described
@@ -150,7 +148,7 @@ def _member(setup: LocalSetup, options: SessionOptions) -> Member:
         hostname=setup.node.hostname,
         pid=os.getpid(),
         device=str(setup.placement.device),
-        identity=None if setup.policy.oversubscribe else _identity(setup),
+        identity=None if setup.pool.policy.oversubscribe else _identity(setup),
         sight=_sight(setup, options),
         scores=_scores(setup),
         rehearsal=_machine(setup),
@@ -176,12 +174,8 @@ def _machine(setup: LocalSetup) -> str:
 
 def _scores(setup: LocalSetup) -> str:
     """Return each device's score in words, where scores placed this rank."""
-    policy, node = setup.policy, setup.node
-    if policy.strategy != "scored" or setup.placement.device.kind == "cpu":
-        return ""
-    pool = allowed_devices(policy, setup.placement.launch, node)
-    scores = scores_of(policy.scores, pool, node)
-    return ", ".join(f"{node.devices[n].kind}:{n} {x:g}" for n, x in scores.items())
+    kinds = [device.kind for device in setup.node.devices]
+    return ", ".join(f"{kinds[n]}:{n} {x:g}" for n, x in setup.pool.scores.items())
 
 
 def _hint(setup: LocalSetup) -> str:
@@ -198,8 +192,9 @@ def _hint(setup: LocalSetup) -> str:
             f"({launch.command(count)}), widen the mask, or give each process a mask "
             "of its own."
         )
+    name = setup.pool.policy.name
     return (
-        f'Strategy "{setup.policy.name}" placed each by what its own process sees: '
+        f'Strategy "{name}" placed each by what its own process sees: '
         "give every process of a node the same *_VISIBLE_DEVICES and distinct local "
         "ranks, or each its own device."
         + " To share one on purpose, write oversubscribe=True."
@@ -238,7 +233,7 @@ def _call_the_roll(
         on_cpu_as_asked=options.device == "cpu",
         rehearsal=setup.rehearsal is not None,
         backend=setup.backend,
-        strategy=setup.policy.name,
+        strategy=setup.pool.policy.name,
         ddp=dict(likeness.options),
         model=likeness.digest,
     )
