@@ -28,6 +28,14 @@ PROGRAMS = {
     "slurmd": "slurmd",
     "srun": "slurm-client",
 }
+# Most tests wait for processes: more of them at once than there are CPUs. A test's file
+# stays together under the launchers, whose daemons are started once for each process.
+AT_ONCE = (
+    "-n",
+    str(2 * (os.cpu_count() or 1) + 1),
+    "--dist=worksteal",
+    "--durations=10",
+)
 PROJECT = nox.project.load_toml("pyproject.toml")
 
 
@@ -60,7 +68,7 @@ def tests(session: nox.Session) -> None:
     session.run("coverage", "erase")
     # What needs the launchers' programs has a session of its own.
     options = session.posargs or ["--ignore=tests/launchers"]
-    session.run("coverage", "run", "-m", "pytest", *options)
+    session.run("coverage", "run", "-m", "pytest", *AT_ONCE, *options)
     session.run("coverage", "combine", success_codes=[0, 1], silent=True)
     session.run("coverage", "report")
 
@@ -71,7 +79,7 @@ def mapping(session: nox.Session) -> None:
     install(session, "mapping", torch=False)
     # SIGTERM's answer imports no torch, and differs from Python to Python.
     where = ("tests/mapping", "tests/runtime/test_sigterm.py")
-    session.run("pytest", *where, *session.posargs)
+    session.run("pytest", *AT_ONCE, *where, *session.posargs)
 
 
 @nox.session
@@ -87,7 +95,8 @@ def launchers(session: nox.Session) -> None:
             external=True,
         )
     install(session, "tests")
-    session.run("pytest", *(session.posargs or ["tests/launchers"]))
+    options = session.posargs or ["tests/launchers"]
+    session.run("pytest", *AT_ONCE, "--dist=loadfile", *options)
 
 
 @nox.session(venv_params=["--system-site-packages"])

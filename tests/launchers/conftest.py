@@ -56,9 +56,14 @@ def run(machines: str) -> Run:
 
 @pytest.fixture
 def shown(machines: str) -> Shown:
-    """Return a function that runs a command and returns its launch lines, sorted."""
+    """Return a function that runs a command and returns its launch lines, sorted.
 
-    def run_command(command: Sequence[str], **environ: str) -> list[str]:
+    starts is whether a session could.
+    """
+
+    def run_command(
+        command: Sequence[str], *, starts: bool = True, **environ: str
+    ) -> list[str]:
         done = subprocess.run(
             command,
             env={**clean_environment(), "GPUMAP_REHEARSAL": machines, **environ},
@@ -67,7 +72,7 @@ def shown(machines: str) -> Shown:
             timeout=60,
             check=False,
         )
-        assert done.returncode == 0, done.stdout + done.stderr
+        assert (done.returncode == 0) == starts, done.stdout + done.stderr
         return sorted(line for line in done.stdout.splitlines() if "launch:" in line)
 
     return run_command

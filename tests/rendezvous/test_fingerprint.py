@@ -75,10 +75,10 @@ def test_ranks_spawned_by_one_python_are_one_job() -> None:
 def test_secrets_and_ranks_are_not_compared() -> None:
     """Nor written anywhere; of the rest, four hex digits of a digest."""
     code = (
-        "from gpumap.rendezvous.fingerprint import origin_of\n"
+        "from gpumap.rendezvous.fingerprint import fingerprint_of\n"
         "from gpumap.mapping.launch import Launch\n"
         "launch = Launch(launcher='x', rank=0, world_size=2)\n"
-        "print(origin_of(launch).model_dump_json())"
+        "print(fingerprint_of(launch).model_dump_json())"
     )
     extra = {"API_TOKEN": "t0psecret", "MY_RANK": "1", "PLAIN": "value"}
     done = subprocess.run(
