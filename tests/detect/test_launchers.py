@@ -291,3 +291,25 @@ def test_the_log_names_the_variables_that_the_launch_came_from(
     assert line.startswith("launch: Slurm, from SLURM_STEP_ID=")
     assert "SLURM_PROCID=" in line
     assert " RANK=" not in line
+
+
+@pytest.mark.parametrize(
+    ("environ", "command"),
+    [
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "torchrun --nproc-per-node 4"),
+        (
+            {"MV2_COMM_WORLD_RANK": "0", "MV2_COMM_WORLD_SIZE": "2"},
+            "mpirun_rsh -np 4",
+        ),
+        (
+            {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"},
+            "mpirun --map-by ppr:4:node",
+        ),
+        ({"FLUX_TASK_RANK": "0", "FLUX_JOB_SIZE": "2"}, "flux run --tasks-per-node 4"),
+    ],
+)
+def test_each_launcher_has_a_command_of_its_own(
+    environ: dict[str, str], command: str
+) -> None:
+    """As docs/launchers.md types it; mpirun_rsh counts all processes."""
+    assert detect_launch(environ).command(4) == command

@@ -1,10 +1,13 @@
 """A launcher's variables, read with care, and which of them were used."""
 
+import re
 from collections.abc import Iterable, Mapping
 
 from gpumap.errors import LaunchError
 
 __all__ = ["Environment"]
+
+_FIRST_SPECIAL_STEP = 0xFFFFFFF0
 
 
 class Environment:
@@ -45,6 +48,18 @@ class Environment:
                 (name,),
             )
         return int(value)
+
+    def in_slurm_step(self) -> bool:
+        """Tell whether srun started this process as a task of a normal step.
+
+        A batch script's shell and an interactive one have SLURM_PROCID and SLURM_NTASKS
+        too; what they lack is a normal step id. Those of slurm.h from this one up are
+        no steps of tasks (batch, interactive, extern, …).
+        """
+        step = self.text("SLURM_STEP_ID")
+        if step is None or not re.fullmatch(r"-?[0-9]{1,18}", step, re.ASCII):
+            return False
+        return (int(step) & 0xFFFFFFFF) < _FIRST_SPECIAL_STEP
 
     def first_number(self, names: Iterable[str]) -> int | None:
         """Return the number of the first of these variables that is set."""

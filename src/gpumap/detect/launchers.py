@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from gpumap.detect import slurm
+from gpumap.detect.draft import Draft
 from gpumap.detect.environment import Environment
 from gpumap.detect.launcher_rules import (
-    bound_devices,
     check_pods,
     fit_around,
     hosts_of_sagemaker,
@@ -17,7 +17,6 @@ from gpumap.detect.launcher_rules import (
     virtual_local_rank,
 )
 from gpumap.detect.missing_variables import incomplete, refuse_half_a_family
-from gpumap.detect.ports import port_of_name
 from gpumap.errors import LaunchError
 from gpumap.mapping.devices import Node
 from gpumap.mapping.launch import Launch
@@ -30,8 +29,8 @@ log = logging.getLogger(__name__)
 Names = tuple[str, ...]
 
 
-def _nothing_more(fields: dict[str, object], env: Environment) -> None:
-    """Leave fields as they were read."""
+def _nothing_more(_draft: Draft) -> None:
+    """Leave what was read as it is."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +42,8 @@ class _Row:
         source: Where its variables are documented or set.
         marks: The variables that are all set where it started this process.
         numbers: From which variables the numbers of Launch come; the first that is set.
+        command: What starts {n} processes on each node, {total} in all; torchrun's, if
+            it has none of its own.
         job_id: What tells its jobs apart.
         settle: Fills in what follows from these for certain, and checks the rest.
         applies: Whether it started this process, the marks being set.
@@ -53,8 +54,9 @@ class _Row:
     marks: Names
     numbers: Mapping[str, Names]
     job_id: Names = ()
-    settle: Callable[[dict[str, object], Environment], None] = _nothing_more
+    settle: Callable[[Draft], None] = _nothing_more
     applies: Callable[[Environment], bool] = lambda _: True
+    command: str | None = None
 
 
 def _family(prefix: str, local: str = "LOCAL_", **more: Names) -> dict[str, Names]:
@@ -83,6 +85,7 @@ LAUNCHERS = (
         ("GPUMAP_SPAWNED", "RANK", "WORLD_SIZE"),
         _TORCH,
         settle=ranks_in_a_row,
+        command="gpumap.spawn(…, nprocs={n})",
     ),
     _Row(
         "torchrun",
@@ -102,6 +105,7 @@ LAUNCHERS = (
             "node_rank": ("CROSS_RANK",),
             "num_nodes": ("CROSS_SIZE",),
         },
+        command="deepspeed --num_gpus {n}",
     ),
     _Row(
         "Kubeflow PyTorchJob",
@@ -127,6 +131,7 @@ LAUNCHERS = (
         _family("JSM_NAMESPACE_"),
         ("LSB_JOBID",),
         same_rank("OMPI_COMM_WORLD_RANK"),
+        command="jsrun --tasks_per_rs {n}",
     ),
     _Row(
         # OMPI_COMM_WORLD_NODE_RANK is the process's rank on its node, over all jobs.
@@ -135,6 +140,7 @@ LAUNCHERS = (
         ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
         _family("OMPI_COMM_WORLD_"),
         ("PMIX_NAMESPACE",),
+        command="mpirun --map-by ppr:{n}:node",
     ),
     _Row(
         # Without MPI_LOCALRANKID, PMI_RANK comes from srun, Flux or Cray.
@@ -148,18 +154,21 @@ LAUNCHERS = (
             "local_world_size": ("MPI_LOCALNRANKS",),
         },
         ("I_MPI_HYDRA_UUID",),
+        command="mpiexec -ppn {n}",
     ),
     _Row(
         "MVAPICH2",
         "MVAPICH2 user guide, section on mpirun_rsh",
         ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
         _family("MV2_COMM_WORLD_"),
+        command="mpirun_rsh -np {total}",
     ),
     _Row(
         "MVAPICH",
         "MVAPICH 3 and 4: the same with MVP; only LOCAL_RANK is in its documentation",
         ("MVP_COMM_WORLD_RANK", "MVP_COMM_WORLD_SIZE"),
         _family("MVP_COMM_WORLD_"),
+        command="mpirun_rsh -np {total}",
     ),
     _Row(
         "Flux",
@@ -172,6 +181,7 @@ LAUNCHERS = (
             "num_nodes": ("FLUX_JOB_NNODES",),
         },
         ("FLUX_JOB_ID",),
+        command="flux run --tasks-per-node {n}",
     ),
     _Row(
         "Slurm",
@@ -185,7 +195,8 @@ LAUNCHERS = (
             "num_nodes": ("SLURM_STEP_NUM_NODES",),
         },
         settle=slurm.complete,
-        applies=slurm.in_step,
+        applies=Environment.in_slurm_step,
+        command="srun --ntasks-per-node {n}",
     ),
     _Row(
         "Cray PALS",
@@ -201,6 +212,7 @@ LAUNCHERS = (
         },
         ("PALS_APID", "PBS_JOBID"),
         same_rank("PMI_RANK"),
+        command="mpiexec --ppn {n}",
     ),
     _Row(
         # By itself it starts one process on each host; its launchers are found above.
@@ -321,38 +333,12 @@ def _not_this_one(row: _Row, env: Environment) -> LaunchError:
 
 
 def _read(row: _Row, env: Environment) -> Launch:
-    fields: dict[str, object] = {}
-    fields.update((name, None) for name in Launch.model_fields)
-    fields |= {name: env.first_number(names) for name, names in row.numbers.items()}
-    fields["master_addr"] = env.text("MASTER_ADDR")
-    fields["master_port"] = env.number("MASTER_PORT")
+    draft = Draft(env)
+    for name, variables in row.numbers.items():
+        setattr(draft, name, env.first_number(variables))
+    draft.master_addr = env.text("MASTER_ADDR")
+    draft.master_port = env.number("MASTER_PORT")
     ids = (env.text(name) for name in ("GPUMAP_JOB_ID", *row.job_id))
-    fields["job_id"] = next((text for text in ids if text is not None), None)
-    row.settle(fields, env)
-    if fields["master_port"] is None and "RANK" not in row.marks and fields["job_id"]:
-        fields["master_port"] = port_of_name(str(fields["job_id"]))
-    fields["devices_bound"] = bool(fields["devices_bound"]) or bound_devices(
-        fields, env
-    )
-    _settle_what_is_certain(fields)
-    try:
-        return Launch.model_validate({**fields, "launcher": row.launcher})
-    except LaunchError as error:
-        raise LaunchError(
-            error.happened,
-            f"{row.launcher} says: {env.seen()}.",
-            f"{error.hint} Correct what sets them, or start with torchrun.",
-            tuple(env.used),
-        ) from None
-
-
-def _settle_what_is_certain(fields: dict[str, object]) -> None:
-    """Fill in what a world of one process, or of one node, leaves no choice about."""
-
-    def certain(**values: object) -> None:
-        fields.update({k: v for k, v in values.items() if fields.get(k) is None})
-
-    if fields["world_size"] == 1:
-        certain(local_rank=0, local_world_size=1)
-    if fields["local_world_size"] == fields["world_size"]:
-        certain(node_rank=0, num_nodes=1)
+    draft.job_id = next((text for text in ids if text is not None), None)
+    row.settle(draft)
+    return draft.finish(row.launcher, row.command)

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from itertools import product
 
+from gpumap.detect.draft import Draft
 from gpumap.detect.environment import Environment
 from gpumap.detect.ports import port_of_step
 from gpumap.errors import LaunchError
@@ -19,33 +20,18 @@ __all__ = [
     "complete",
     "expand_counts",
     "expand_hosts",
-    "in_step",
     "say_no_step",
 ]
 
 log = logging.getLogger(__name__)
 
-# slurm.h: step ids from here up are no steps of tasks (batch, interactive, extern, …).
-_FIRST_SPECIAL_STEP = 0xFFFFFFF0
 _MOST_HOSTS = 100_000
-
-
-def in_step(env: Environment) -> bool:
-    """Tell whether srun started this process as a task of a normal step.
-
-    A batch script's shell and an interactive one have SLURM_PROCID and SLURM_NTASKS
-    too; what they lack is a normal step id.
-    """
-    step = env.text("SLURM_STEP_ID")
-    if step is None or not re.fullmatch(r"-?[0-9]{1,18}", step, re.ASCII):
-        return False
-    return (int(step) & 0xFFFFFFFF) < _FIRST_SPECIAL_STEP
 
 
 def say_no_step(env: Environment) -> None:
     """Log why a process in an allocation is a single one."""
     job = env.text("SLURM_JOB_ID")
-    if job is None or in_step(env):
+    if job is None or env.in_slurm_step():
         return
     several = env.text("SLURM_NTASKS") not in (None, "1")
     log.log(
@@ -73,30 +59,32 @@ def at_a_terminal(environ: Mapping[str, str]) -> str:
     )
 
 
-def complete(fields: dict[str, object], env: Environment) -> None:
+def complete(draft: Draft) -> None:
     """Fill in what follows from a step's variables for this task.
 
     Raises:
         LaunchError: The step's counts do not fit its tasks.
     """
+    env = draft.env
     job, step = env.text("SLURM_JOB_ID"), env.number("SLURM_STEP_ID")
-    if fields.get("job_id") is None and job is not None:
-        fields["job_id"] = f"{job}.{step}"
-    node_rank, counts = fields["node_rank"], _counts(env)
-    if counts is not None and isinstance(node_rank, int):
-        if node_rank >= len(counts):
+    if job is not None:
+        draft.fill(job_id=f"{job}.{step}")
+    counts = _counts(env)
+    if counts is not None and draft.node_rank is not None:
+        if draft.node_rank >= len(counts):
             raise LaunchError(
-                f"SLURM_NODEID is {node_rank}, and the step has {len(counts)} nodes.",
+                f"SLURM_NODEID is {draft.node_rank}, and the step has {len(counts)} "
+                "nodes.",
                 f"{env.seen(['SLURM_NODEID', 'SLURM_STEP_TASKS_PER_NODE'])}.",
                 "Unset what an outer job left behind, or start with srun.",
                 ("SLURM_NODEID", "SLURM_STEP_TASKS_PER_NODE"),
             )
-        fields["local_world_size"] = counts[node_rank]
-    fields["node_ranks"] = _node_ranks(env, fields)
-    if fields["master_addr"] is None:
-        fields["master_addr"] = _first_host(env, fields)
-    if fields["master_port"] is None and job is not None and _is_number(job):
-        fields["master_port"] = port_of_step(int(job), step or 0)
+        draft.local_world_size = counts[draft.node_rank]
+    draft.node_ranks = _node_ranks(draft)
+    if draft.master_addr is None:
+        draft.master_addr = _first_host(draft)
+    if job is not None and _is_number(job):
+        draft.fill(master_port=port_of_step(int(job), step or 0))
 
 
 def expand_counts(text: str) -> list[int]:
@@ -149,27 +137,28 @@ def _counts(env: Environment) -> list[int] | None:
     return None if text is None else expand_counts(text)
 
 
-def _node_ranks(env: Environment, fields: dict[str, object]) -> tuple[int, ...] | None:
+def _node_ranks(draft: Draft) -> tuple[int, ...] | None:
     """Read the global ranks of this node's tasks, by local id."""
-    text = env.text("SLURM_GTIDS") or ""
+    text = draft.env.text("SLURM_GTIDS") or ""
     if not re.fullmatch(r"[0-9]{1,9}(,[0-9]{1,9})*", text, re.ASCII):
         return None
     ranks = tuple(int(rank) for rank in text.split(","))
-    return ranks if len(ranks) == fields["local_world_size"] else None
+    return ranks if len(ranks) == draft.local_world_size else None
 
 
-def _first_host(env: Environment, fields: dict[str, object]) -> str | None:
+def _first_host(draft: Draft) -> str | None:
     """Return where rank 0 runs, where that can be known.
 
     Block, cyclic and plane distributions begin on the first node; an arbitrary one
     follows its own list, and a layout by topology shows only in rank 0 itself.
     """
+    env = draft.env
     arbitrary = env.text("SLURM_DISTRIBUTION") == "arbitrary" or env.present(
         ["SLURM_HOSTFILE", "SLURM_ARBITRARY_NODELIST"]
     )
-    elsewhere = fields["rank"] == 0 and fields["node_rank"] != 0
+    elsewhere = draft.rank == 0 and draft.node_rank != 0
     text = env.text("SLURM_STEP_NODELIST")
-    if text is None or (fields["num_nodes"] != 1 and (arbitrary or elsewhere)):
+    if text is None or (draft.num_nodes != 1 and (arbitrary or elsewhere)):
         return None
     return expand_hosts(text)[0]
 

@@ -12,18 +12,6 @@ __all__ = ["LOOPBACK", "Launch", "store_address"]
 LOOPBACK = {"localhost": "127.0.0.1", "127.0.0.1": "127.0.0.1", "::1": "::1"}
 """The addresses of a host for itself, by the names that they go by."""
 
-# How launchers other than torchrun are told to start n processes on each node.
-_COMMANDS = {
-    "Cray PALS": "mpiexec --ppn {n}",
-    "DeepSpeed": "deepspeed --num_gpus {n}",
-    "Flux": "flux run --tasks-per-node {n}",
-    "IBM jsrun": "jsrun --tasks_per_rs {n}",
-    "MPICH": "mpiexec -ppn {n}",
-    "Open MPI": "mpirun --map-by ppr:{n}:node",
-    "Slurm": "srun --ntasks-per-node {n}",
-    "gpumap.spawn": "gpumap.spawn(…, nprocs={n})",
-}
-
 
 class Launch(FrozenModel):
     """What the launcher says of this process; a field that it does not say is None.
@@ -42,6 +30,8 @@ class Launch(FrozenModel):
         job_id: What tells this job from another on the same address.
         devices_bound: Whether this process sees devices that are its own alone,
             so that its local_rank is no index into them.
+        start_command: How a launcher other than torchrun starts {n} processes on each
+            node, {total} in all.
 
     Raises:
         LaunchError: The fields contradict each other.
@@ -65,6 +55,7 @@ class Launch(FrozenModel):
     master_port: int | None = None
     job_id: str | None = None
     devices_bound: bool = False
+    start_command: str | None = None
 
     @property
     def one_node(self) -> bool:
@@ -91,8 +82,8 @@ class Launch(FrozenModel):
 
     def command(self, processes: int) -> str:
         """Return the command that starts so many processes on each node."""
-        pattern = _COMMANDS.get(self.launcher, "torchrun --nproc-per-node {n}")
-        return pattern.format(n=processes)
+        pattern = self.start_command or "torchrun --nproc-per-node {n}"
+        return pattern.format(n=processes, total=processes * (self.num_nodes or 1))
 
     @model_validator(mode="before")
     @classmethod
