@@ -373,7 +373,7 @@ def test_of_a_large_world_the_missing_are_counted(
     monkeypatch: pytest.MonkeyPatch, asking: float
 ) -> None:
     """Of 20,000, three have not come; without time to ask for each, it is said so."""
-    monkeypatch.setattr("gpumap.rendezvous.roll_call._ASK_SECONDS", asking)
+    monkeypatch.setattr("gpumap.rendezvous.roll_call.ASK_EACH_RANK", asking)
     here = [
         Member(rank=n, hostname="n1", pid=n, device="cuda:0")
         for n in range(20_000)

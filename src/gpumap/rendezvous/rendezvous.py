@@ -19,15 +19,10 @@ from gpumap.rendezvous.members import Stranger
 from gpumap.rendezvous.session_store import Keys, SessionStore, TorchKeys
 from gpumap.rendezvous.store_client import Client, StoreLostError, open_files
 from gpumap.rendezvous.tcp import connect, foreign, listen
+from gpumap.time_limits import ANY_ANSWER, OWNER_IS_KNOWN, TORCH_CONNECTS
 
 __all__ = ["Rendezvous", "meet", "meet_in_group", "session_prefix"]
 
-# How long a store that has just been opened may take to say whose it is.
-_OWNER_SECONDS = 30.0
-# What a store needs to answer when nothing is wrong, on a machine that swaps.
-_MOST_PATIENCE = 20.0
-# What torch needs to connect where no name server answers.
-_SLOW_NAME_SECONDS = 60.0
 _NAME_THE_JOB = (
     "Give each job its own MASTER_PORT. If this is one job, set GPUMAP_JOB_ID to the "
     "same name on all of its ranks."
@@ -88,7 +83,7 @@ class Rendezvous:
         if self.address is None:
             return SessionStore(TorchKeys(self.store), "")
         try:
-            keys = Client(*self.address, min(patience, _MOST_PATIENCE))
+            keys = Client(*self.address, min(patience, ANY_ANSWER))
         except OSError as error:
             raise StoreLostError(str(error)) from None
         return SessionStore(keys, self.prefix)
@@ -187,10 +182,10 @@ def _open(
             port,
             is_master=True,
             wait_for_workers=False,
-            timeout=timedelta(seconds=max(seconds, _SLOW_NAME_SECONDS)),
+            timeout=timedelta(seconds=max(seconds, TORCH_CONNECTS)),
             master_listen_fd=listener.detach(),
         )
-        with closing(Client(host, port, min(seconds, _MOST_PATIENCE))) as keys:
+        with closing(Client(host, port, min(seconds, ANY_ANSWER))) as keys:
             SessionStore(keys, "gpumap").write("owner", origin)
         return _Opened(server, (host, port), "this process", server, rank_0s=True)
     with closing(connect(host, port, seconds, tells=tells)) as keys:
@@ -209,7 +204,7 @@ def _torchs(host: str, port: int, seconds: float) -> dist.TCPStore:
         port,
         is_master=False,
         wait_for_workers=False,
-        timeout=timedelta(seconds=max(seconds, _SLOW_NAME_SECONDS)),
+        timeout=timedelta(seconds=max(seconds, TORCH_CONNECTS)),
     )
 
 
@@ -219,7 +214,7 @@ def _owner(
     """Return who hosts a store; leave one of another job without touching it."""
     try:
         owner = SessionStore(keys, "gpumap").wait(
-            "owner", Fingerprint, min(seconds, _OWNER_SECONDS)
+            "owner", Fingerprint, min(seconds, OWNER_IS_KNOWN)
         )
     except (StoreLostError, RollCallError):
         owner = None

@@ -38,18 +38,13 @@ from gpumap.rendezvous.verdict import (
     one_device,
     took_too_long,
 )
+from gpumap.time_limits import ASK_EACH_RANK, HOST_STAYS_AT_START, VERDICT
 
 __all__ = ["answer", "roll_call"]
 
 log = logging.getLogger(__name__)
 
-# How long the store's host stays after an error, so that the others hear of it.
-_STAY_SECONDS = 30.0
-# How long the verdict may take once the time is up and one rank is writing it.
-_SETTLE_SECONDS = 10.0
 _MOST_NAMED = 20
-# How long one rank may ask after the others, one by one.
-_ASK_SECONDS = 2.0
 
 
 def roll_call(
@@ -130,7 +125,7 @@ def _wrong(
     if names := terms.different(first.terms):
         return disagreement(first, me, terms, names[0])
     if first.terms.model != terms.model:
-        model = board.wait("model", Model, _SETTLE_SECONDS)
+        model = board.wait("model", Model, VERDICT)
         parts = ("another", "another") if model is None else difference(model, rows)
         return models_differ(first.member, me, parts)
     if me.rehearsal and node is not None:
@@ -200,7 +195,7 @@ def _settle(
             return board.claim("verdict", verdict)
         if halted := _halted(board, world_size):
             return board.claim("verdict", gone(halted))
-    late = board.wait("verdict", Verdict, min(seconds, _SETTLE_SECONDS))
+    late = board.wait("verdict", Verdict, min(seconds, VERDICT))
     return took_too_long(world_size, seconds) if late is None else late
 
 
@@ -211,7 +206,7 @@ def _missing(board: SessionStore, world_size: int) -> tuple[tuple[int, ...], int
     counted.
     """
     first: list[int] = []
-    deadline = time.monotonic() + _ASK_SECONDS
+    deadline = time.monotonic() + ASK_EACH_RANK
     for rank in range(world_size):
         if len(first) == _MOST_NAMED or time.monotonic() > deadline:
             left = world_size - board.count("present", 0)
@@ -223,7 +218,7 @@ def _missing(board: SessionStore, world_size: int) -> tuple[tuple[int, ...], int
 
 def _halted(board: SessionStore, world_size: int) -> Member | None:
     """Return a rank that claimed its device, and ended or was stopped since."""
-    deadline = time.monotonic() + _ASK_SECONDS
+    deadline = time.monotonic() + ASK_EACH_RANK
     for rank in range(world_size):
         if time.monotonic() > deadline:
             break
@@ -238,6 +233,6 @@ def _let_others_hear(
 ) -> None:
     """Have others read the verdict before the store goes with its host."""
     if hosted:
-        board.comes("all told", min(max(seconds, 1.0), _STAY_SECONDS))
+        board.comes("all told", min(max(seconds, 1.0), HOST_STAYS_AT_START))
     elif board.count("told") == others:
         board.write("all told", Verdict())

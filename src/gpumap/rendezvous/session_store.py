@@ -11,6 +11,7 @@ from gpumap.errors import RollCallError
 from gpumap.mapping.base import FrozenModel
 from gpumap.rendezvous.messages import first_line, printable
 from gpumap.rendezvous.store_client import StoreLostError, readable
+from gpumap.time_limits import LOOK_AFTER_OTHERS
 
 __all__ = ["Keys", "SessionStore", "TorchKeys"]
 
@@ -19,8 +20,6 @@ V = TypeVar("V", bound=FrozenModel)
 
 # Longer than any value of ours; more is not ours to read.
 _MOST_BYTES = 65_536
-# How often a rank that waits looks after the others meanwhile.
-_LOOK_SECONDS = 1.0
 # How long to pause before asking again a store that cannot say when a key is written.
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.001, 0.25
 
@@ -150,9 +149,9 @@ class SessionStore:
         deadline = time.monotonic() + seconds
         while True:
             left = max(deadline - time.monotonic(), 0.0)
-            if self.comes(key, min(left, _LOOK_SECONDS)):
+            if self.comes(key, min(left, LOOK_AFTER_OTHERS)):
                 return self.read(key, kind)
-            if left <= _LOOK_SECONDS:
+            if left <= LOOK_AFTER_OTHERS:
                 return None
             look()
 

@@ -12,16 +12,13 @@ from gpumap.mapping.launch import LOOPBACK, Launch
 from gpumap.rendezvous.interfaces import addresses, is_loopback
 from gpumap.rendezvous.messages import Reminder
 from gpumap.rendezvous.store_client import Client, StoreLostError
+from gpumap.time_limits import GREETING, NAME_IS_KNOWN
 
 __all__ = ["connect", "foreign", "listen", "store_on_loopback"]
 
 log = logging.getLogger(__name__)
 
-# A store answers a greeting at once, if its process is not stopped.
-_GREETING_SECONDS = 6.0
 _GREETINGS = 2
-# A cluster's name service can lag behind the pods that it names.
-_NAME_SECONDS = 30.0
 
 
 def listen(host: str, port: int, launch: Launch) -> socket.socket | None:
@@ -119,7 +116,7 @@ def connect(host: str, port: int, seconds: float, *, tells: bool = False) -> Cli
     while True:
         left = deadline - time.monotonic()
         try:
-            return Client(host, port, max(min(left, _GREETING_SECONDS), 0.1))
+            return Client(host, port, max(min(left, GREETING), 0.1))
         except StoreLostError:
             refused += 1
             if refused == _GREETINGS or left < 0:
@@ -127,7 +124,7 @@ def connect(host: str, port: int, seconds: float, *, tells: bool = False) -> Cli
         except OSError as error:
             waited = time.monotonic() - reminder.began
             unknown = isinstance(error, socket.gaierror)
-            if unknown and (waited > _NAME_SECONDS or left <= pause):
+            if unknown and (waited > NAME_IS_KNOWN or left <= pause):
                 raise _not_found(host, error) from None
             if left <= pause:
                 raise _no_rank_0(host, port, waited, error) from None

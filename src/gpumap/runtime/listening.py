@@ -17,15 +17,15 @@ from gpumap.rendezvous.procfs import end_of
 from gpumap.rendezvous.session_store import SessionStore
 from gpumap.rendezvous.store_client import StoreLostError, readable
 from gpumap.runtime.collectives import begun, is_standing
+from gpumap.time_limits import LISTENER_STOPS, LOOK_AT_COLLECTIVES
 
 __all__ = ["Listener"]
 
 log = logging.getLogger(__name__)
 
-# How often a rank looks at its own collectives, once another has come to its end; and
-# how many looks in a row must find that it stands in one that cannot finish.
-_LOOK_SECONDS, _LOOKS = 0.5, 2
-_STOP_SECONDS = 1.0
+# How many looks in a row must find that a rank stands in a collective that cannot
+# finish.
+_LOOKS = 2
 # How often a connection that breaks is opened again.
 _MOST_CONNECTIONS = 3
 
@@ -109,8 +109,8 @@ class Listener:
         """End the thread and its connection."""
         self._stopping = True
         self.wake()
-        self._thread.join(_STOP_SECONDS)
-        self._thread.join(_LOOK_SECONDS)
+        self._thread.join(LISTENER_STOPS)
+        self._thread.join(LOOK_AT_COLLECTIVES)
         self.close()
 
     def close(self) -> None:
@@ -144,7 +144,7 @@ class Listener:
     def _listen_once(self) -> None:
         looks = "end" in self._entries and "outcome" not in self._entries
         others = [self._wake, *self._neighbours]
-        seconds = _LOOK_SECONDS if looks else None
+        seconds = LOOK_AT_COLLECTIVES if looks else None
         if self._board.comes(key_of(self._next), seconds, others):
             entry = self._board.read(key_of(self._next), Entry)
             self._next += 1

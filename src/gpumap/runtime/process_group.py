@@ -27,6 +27,7 @@ from gpumap.rendezvous.rendezvous import Rendezvous
 from gpumap.runtime.collectives import newest, progress
 from gpumap.runtime.forks import outlive
 from gpumap.runtime.local_setup import LocalSetup, SessionOptions
+from gpumap.time_limits import INIT_RETURNS, LOOK_AT_INIT
 
 __all__ = ["ProcessGroup", "refuse_a_dead_group"]
 
@@ -41,9 +42,6 @@ log = logging.getLogger(__name__)
 _Hook: TypeAlias = Callable[
     [type[BaseException], BaseException, TracebackType | None], object
 ]
-
-# How long the main thread may stay in torch's init after another rank has failed.
-_STUCK_SECONDS, _LOOK_SECONDS = 10.0, 0.1
 
 
 class ProcessGroup:
@@ -135,7 +133,7 @@ class ProcessGroup:
         if not self._forming:
             return
         self._meeting.cut()
-        deadline = time.monotonic() + min(self._asked.start_seconds, _STUCK_SECONDS)
+        deadline = time.monotonic() + min(self._asked.start_seconds, INIT_RETURNS)
         while self._forming:
             if time.monotonic() > deadline:
                 sys.stderr.write(
@@ -144,7 +142,7 @@ class ProcessGroup:
                 )
                 sys.stderr.flush()
                 os._exit(1)
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(LOOK_AT_INIT)
 
     def destroy(self) -> None:
         """End the group after all ranks have finished.

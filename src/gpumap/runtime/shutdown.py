@@ -29,20 +29,20 @@ from gpumap.runtime.listening import Listener
 from gpumap.runtime.local_setup import SessionOptions
 from gpumap.runtime.process_group import ProcessGroup
 from gpumap.runtime.startup import Started
+from gpumap.time_limits import (
+    CLOSE_GROUPS,
+    DOING,
+    HOST_LOOKS,
+    HOST_STAYS,
+    HOST_STAYS_AT_EXIT,
+    LOOK_AFTER_OTHERS,
+    OUTCOME,
+)
 
 __all__ = ["Alone", "Shutdown"]
 
 log = logging.getLogger(__name__)
 
-# How long the others may take to close their groups, once all have come to the end.
-_CLOSE_SECONDS = 10.0
-# How long a rank that asks what the others are doing waits for their answers, and how
-# long the rest wait for what it makes of them.
-_ANSWER_SECONDS, _OUTCOME_SECONDS = 3.0, 6.0
-# How long the store's host stays after an error, so that the others hear of it: in the
-# block, and at the end of its process.
-_STAY_SECONDS, _STAY_AT_EXIT_SECONDS = 1.0, 10.0
-_LOOK_SECONDS, _STAY_LOOK_SECONDS = 1.0, 0.2
 _MOST_NAMED = 20
 
 
@@ -101,7 +101,7 @@ class Shutdown:
         self._journal = Journal(self._board)
         self._told: SessionError | None = None
         self._listener = Listener(
-            lambda: joined.meeting.board(_ANSWER_SECONDS),
+            lambda: joined.meeting.board(DOING),
             joined.me,
             world_size,
             joined.neighbours,
@@ -143,7 +143,7 @@ class Shutdown:
             if closed is not None:
                 self._raise(closed.fault, "Training had finished, and this rank too.")
             if self._meeting.hosted:
-                self._stay("bye", "all gone", _CLOSE_SECONDS)
+                self._stay("bye", "all gone", CLOSE_GROUPS)
             elif self._board.count("bye") == self._world_size - 1:
                 self._board.write("all gone", self._me)
 
@@ -171,25 +171,25 @@ class Shutdown:
     def last_words(self, error: BaseException) -> None:
         """Tell the others of an error from another thread than the main one."""
         with suppress(StoreLostError, RollCallError):
-            board = self._meeting.board(_ANSWER_SECONDS)
+            board = self._meeting.board(DOING)
             entry = Entry(kind="outcome", member=self._me, fault=own(self._me, error))
             Journal(board).append(entry)
             if self._meeting.hosted:
-                board.comes("all heard", _STAY_SECONDS)
+                board.comes("all heard", HOST_STAYS)
 
     def stay(self) -> None:
         """Keep the store, if it is this process's, until the others know the outcome.
 
         Not for long, since an error is on its way; the rest of it when Python ends.
         """
-        if self._stay("heard", "all heard", _STAY_SECONDS):
+        if self._stay("heard", "all heard", HOST_STAYS):
             self.close()
         else:
             self._listener.stop()
             at_exit(self._stay_at_exit)
 
     def _stay_at_exit(self) -> None:
-        self._stay("heard", "all heard", _STAY_AT_EXIT_SECONDS)
+        self._stay("heard", "all heard", HOST_STAYS_AT_EXIT)
         self._board.close()
 
     def _stay(self, counter: str, key: str, seconds: float) -> bool:
@@ -204,7 +204,7 @@ class Shutdown:
                 dead = sum(map(_is_gone, self._neighbours))
                 if self._board.count(counter, 0) + dead >= needed:
                     return True
-                self._board.comes(key, _STAY_LOOK_SECONDS)
+                self._board.comes(key, HOST_LOOKS)
         return not self._meeting.hosted
 
     def close(self) -> None:
@@ -217,7 +217,7 @@ class Shutdown:
         reminder = Reminder()
         deadline = reminder.began + self._end_seconds
         while (left := deadline - time.monotonic()) > 0:
-            entry = self._listener.wait_for("outcome", min(left, _LOOK_SECONDS))
+            entry = self._listener.wait_for("outcome", min(left, LOOK_AFTER_OTHERS))
             if entry is not None:
                 return entry
             if self._listener.lost is not None:
@@ -238,9 +238,9 @@ class Shutdown:
         return self._journal.append(Entry(kind="outcome", member=self._me, fault=fault))
 
     def _wait_for_closed(self) -> Entry | None:
-        deadline = time.monotonic() + _CLOSE_SECONDS
+        deadline = time.monotonic() + CLOSE_GROUPS
         while time.monotonic() < deadline and self._listener.lost is None:
-            entry = self._listener.wait_for("closed", _LOOK_SECONDS)
+            entry = self._listener.wait_for("closed", LOOK_AFTER_OTHERS)
             if entry is not None or any(map(_is_gone, self._neighbours)):
                 return entry
         log.warning("rank %d leaves before the others have closed.", self._me.rank)
@@ -270,7 +270,7 @@ class Shutdown:
         if dead:
             return gone(dead[0])
         mine_to_find = self._ask_all() == self._me
-        if known := self._known_fault(0 if mine_to_find else _OUTCOME_SECONDS):
+        if known := self._known_fault(0 if mine_to_find else OUTCOME):
             return known
         silent = self._members(
             rank
@@ -305,7 +305,7 @@ class Shutdown:
         """Have all ranks write what they are doing; return who asked first."""
         options = self._journal.append(Entry(kind="inquiry", member=self._me))
         if options.member == self._me:
-            self._board.comes("answered", _ANSWER_SECONDS)
+            self._board.comes("answered", DOING)
         return options.member
 
     def _answer_of(self, rank: int) -> Answer:

@@ -12,10 +12,10 @@ from contextlib import AbstractContextManager, suppress
 from types import FrameType
 from typing import Self
 
+from gpumap.time_limits import LIBRARY_HOLDS_SIGTERM
+
 __all__ = ["Sigterm", "Terminated"]
 
-# How long a library may hold the main thread, on which Python's handlers run.
-_HELD_SECONDS = 5.0
 _CODE = 128 + signal.SIGTERM
 _STOP = b"\0"
 # A sender's process, user and group, as the kernel tells them. Source: unix(7).
@@ -50,7 +50,7 @@ class Sigterm(AbstractContextManager["Sigterm"]):
 
     def __init__(self, seconds: float) -> None:
         """Take how long a library may hold the main thread, at most."""
-        self.seconds = min(seconds, _HELD_SECONDS)
+        self.seconds = min(seconds, LIBRARY_HOLDS_SIGTERM)
         self.last_words: Callable[[], None] = lambda: None
         self.leaving = threading.Event()
         self._raised = threading.Event()

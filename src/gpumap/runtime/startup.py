@@ -21,13 +21,12 @@ from gpumap.rendezvous.roll_call import answer, roll_call
 from gpumap.rendezvous.session_store import SessionStore
 from gpumap.rendezvous.store_client import StoreLostError
 from gpumap.runtime.local_setup import LocalSetup, SessionOptions, prepare
+from gpumap.time_limits import TELL_THE_OTHERS
 
 __all__ = ["Started", "start_up"]
 
 log = logging.getLogger(__name__)
 
-# How long a rank that cannot start looks for the others, to tell them.
-_ANSWER_SECONDS = 15.0
 # Enough for any machine; ranks that are pretended on one are more.
 _MOST_NEIGHBOURS = 256
 
@@ -118,7 +117,7 @@ def _answer(
     # All of it is in the error, which is raised once they know.
     happened = described(error).partition("\n")[0]
     log.error("rank %d cannot start, and tells the others: %s", launch.rank, happened)
-    seconds = min(options.start_seconds, _ANSWER_SECONDS)
+    seconds = min(options.start_seconds, TELL_THE_OTHERS)
     try:
         meeting = _meet(launch, seconds, options, adopted=adopted)
         with closing(meeting.board(seconds)) as board:
@@ -258,7 +257,7 @@ def _call_the_roll(
             me.rank,
             terms.world_size,
             error,
-            _ANSWER_SECONDS,
+            TELL_THE_OTHERS,
             hosted=meeting.hosted,
         )
         raise

@@ -16,15 +16,11 @@ from gpumap.errors import SessionError
 from gpumap.rendezvous.messages import described
 from gpumap.spawning.inheritance import Parent
 from gpumap.spawning.pickling import dumps, loads
+from gpumap.time_limits import LEAVE_AS_ORPHAN, SAY_WHAT_IS_AWAITED
 
 __all__ = ["Raised", "Raising", "Returned", "Started", "work"]
 
 log = logging.getLogger(__name__)
-
-# How long a rank whose parent has died may take to leave its session.
-_ORPHAN_SECONDS = 5.0
-# After how long a rank says what it still waits for.
-_TELL_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -160,7 +156,7 @@ def _finish() -> None:
         for thread in threading.enumerate()
         if thread is not threading.current_thread() and not thread.daemon
     ]:
-        others[0].join(_TELL_SECONDS)
+        others[0].join(SAY_WHAT_IS_AWAITED)
         if not told and others[0].is_alive():
             told = True
             names = ", ".join(thread.name for thread in others)
@@ -179,5 +175,5 @@ def _end_with_parent() -> None:
         return
     connection.wait([parent.sentinel])
     os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(_ORPHAN_SECONDS)
+    time.sleep(LEAVE_AS_ORPHAN)
     os.kill(os.getpid(), signal.SIGKILL)

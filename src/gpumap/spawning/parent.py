@@ -21,11 +21,9 @@ from gpumap.rendezvous.session_store import SessionStore, TorchKeys
 from gpumap.rendezvous.store_client import StoreLostError
 from gpumap.spawning.child import Raised, Raising, Returned
 from gpumap.spawning.pickling import loads
+from gpumap.time_limits import FAIL_BY_THEMSELVES, LEAVE_WHEN_TOLD
 
 __all__ = ["Rank", "end_all", "first_failed", "raise_from", "watch"]
-
-# How long the other ranks may take to fail by themselves, then to leave when told to.
-_GRACE_SECONDS, _LEAVE_SECONDS = 3.0, 5.0
 
 
 @dataclass
@@ -96,7 +94,7 @@ def watch(ranks: Sequence[Rank], seconds: float, began: float) -> list[Rank]:
             rank.listen()
             if rank.failed:
                 if not failed:
-                    deadline = time.monotonic() + min(seconds, _GRACE_SECONDS)
+                    deadline = time.monotonic() + min(seconds, FAIL_BY_THEMSELVES)
                 failed.append(rank)
         if not ready and limited:
             if not failed:
@@ -183,7 +181,7 @@ def end_all(ranks: Sequence[Rank], seconds: float) -> None:
         for rank in started:
             if rank.message is None:
                 rank.process.terminate()
-        deadline = time.monotonic() + min(seconds, _LEAVE_SECONDS)
+        deadline = time.monotonic() + min(seconds, LEAVE_WHEN_TOLD)
         for rank in started:
             rank.process.join(max(deadline - time.monotonic(), 0.0))
     finally:
