@@ -16,7 +16,7 @@ LOOK_AFTER_OTHERS = 1.0
 
 # The roll call. How long the verdict may take once the time is up and one rank is
 # writing it; how long that one may ask after the others, one by one.
-VERDICT, ASK_EACH_RANK = 10.0, 2.0
+VERDICT_IS_WRITTEN, ASK_EACH_RANK = 10.0, 2.0
 # How long a rank that cannot start looks for the others, to tell them; and how long the
 # store's host stays, so that they hear of it.
 TELL_THE_OTHERS, HOST_STAYS_AT_START = 15.0, 30.0

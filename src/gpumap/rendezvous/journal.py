@@ -1,26 +1,14 @@
-"""What happens in a session that all ranks must hear of, in one order for all.
-
-news/N      compare_set: the N-th entry; each kind is written once
-ended/R     set: rank R has come to its end
-ended       add: how many have
-answer/R    set: what rank R was doing when it was asked
-answers     add: how many have answered
-answered    set: all have
-heard       add: how many know the outcome
-all heard   set: all do
-left        add: how many have closed their group after the outcome
-bye         add: how many need the store no more
-all gone    set: all but its host
-"""
+"""What happens in a session that all ranks must hear of, in one order for all."""
 
 from typing import Literal
 
 from gpumap.mapping.base import FrozenModel
+from gpumap.rendezvous import keys
 from gpumap.rendezvous.failures import Fault
 from gpumap.rendezvous.members import Member
 from gpumap.rendezvous.session_store import SessionStore
 
-__all__ = ["Entry", "Journal", "key_of"]
+__all__ = ["Entry", "Journal"]
 
 
 class Entry(FrozenModel):
@@ -50,7 +38,7 @@ class Journal:
         """Write an entry, unless there is one of its kind; return which there is."""
         number = 1
         while True:
-            held = self._board.claim(key_of(number), entry)
+            held = self._board.claim(keys.news(number), entry)
             if held == entry or held.kind == entry.kind:
                 return held
             number += 1
@@ -58,14 +46,9 @@ class Journal:
     def find(self, kind: str) -> Entry | None:
         """Return the entry of a kind, if it was written."""
         number = 1
-        while self._board.has(key_of(number)):
-            entry = self._board.read(key_of(number), Entry)
+        while self._board.has(keys.news(number)):
+            entry = self._board.read(keys.news(number), Entry)
             if entry.kind == kind:
                 return entry
             number += 1
         return None
-
-
-def key_of(number: int) -> str:
-    """Return the key of the journal's n-th entry, from 1."""
-    return f"news/{number}"

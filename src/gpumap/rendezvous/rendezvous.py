@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from gpumap.errors import RollCallError
 from gpumap.mapping.launch import Launch, store_address
+from gpumap.rendezvous import keys
 from gpumap.rendezvous.fingerprint import Fingerprint, fingerprint_of, mismatch
 from gpumap.rendezvous.gloo_sockets import shut_down_to
 from gpumap.rendezvous.members import Stranger
@@ -83,10 +84,10 @@ class Rendezvous:
         if self.address is None:
             return SessionStore(TorchKeys(self.store), "")
         try:
-            keys = Client(*self.address, min(patience, ANY_ANSWER))
+            client = Client(*self.address, min(patience, ANY_ANSWER))
         except OSError as error:
             raise StoreLostError(str(error)) from None
-        return SessionStore(keys, self.prefix)
+        return SessionStore(client, self.prefix)
 
     def cut(self) -> None:
         """End torch's own connections to the store, in which a thread may stand."""
@@ -185,11 +186,11 @@ def _open(
             timeout=timedelta(seconds=max(seconds, TORCH_CONNECTS)),
             master_listen_fd=listener.detach(),
         )
-        with closing(Client(host, port, min(seconds, ANY_ANSWER))) as keys:
-            SessionStore(keys, "gpumap").write("owner", origin)
+        with closing(Client(host, port, min(seconds, ANY_ANSWER))) as client:
+            SessionStore(client, "gpumap").write("owner", origin)
         return _Opened(server, (host, port), "this process", server, rank_0s=True)
-    with closing(connect(host, port, seconds, tells=tells)) as keys:
-        owner = _owner(keys, origin, host, port, seconds)
+    with closing(connect(host, port, seconds, tells=tells)) as client:
+        owner = _owner(client, origin, host, port, seconds)
     keeper = f"{owner}, which hosts the store,"
     return _Opened(_torchs(host, port, seconds), (host, port), keeper, rank_0s=True)
 
@@ -209,11 +210,11 @@ def _torchs(host: str, port: int, seconds: float) -> dist.TCPStore:
 
 
 def _owner(
-    keys: Keys, mine: Fingerprint, host: str, port: int, seconds: float
+    client: Keys, mine: Fingerprint, host: str, port: int, seconds: float
 ) -> Fingerprint:
     """Return who hosts a store; leave one of another job without touching it."""
     try:
-        owner = SessionStore(keys, "gpumap").wait(
+        owner = SessionStore(client, "gpumap").wait(
             "owner", Fingerprint, min(seconds, OWNER_IS_KNOWN)
         )
     except (StoreLostError, RollCallError):
@@ -225,8 +226,8 @@ def _owner(
         return owner
     seen = f"There is {owner}, here is {mine}; {unlike}."
     # So that the owner, should it wait for this rank in vain, can say why.
-    SessionStore(keys, session_prefix(1)).claim(
-        f"stranger/{mine.rank}", Stranger(seen=seen)
+    SessionStore(client, session_prefix(1)).claim(
+        keys.stranger(mine.rank), Stranger(seen=seen)
     )
     raise RollCallError(
         f"another job answers at {host}:{port}.", seen, _NAME_THE_JOB, (mine.rank,)

@@ -1,19 +1,4 @@
-"""Every rank says who it is and which device it claims; all agree, or all fail alike.
-
-Each rank makes the same few requests of the store, whatever the world size:
-
-    rank/R      compare_set: who is rank R
-    device/D    compare_set: who trains on device D
-    rehearsal/N compare_set: who says which machine node N pretends, in a rehearsal
-    terms       compare_set: what the first to arrive takes for granted
-    model       set: what its model consists of
-    present     add: how many have claimed; the last one writes the verdict
-    verdict     compare_set: "go", or the one error that every rank raises
-    settling    compare_set: who finds out which ranks are missing
-    stranger/R  compare_set: who came as rank R and left, as of another job
-    told        add: how many have read an error, all but the store's host
-    all told    set: all of them have
-"""
+"""Every rank says who it is and what it claims; all agree, or all fail alike."""
 
 import logging
 import time
@@ -21,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from gpumap.errors import RollCallError
+from gpumap.rendezvous import keys
 from gpumap.rendezvous.members import Member, Signed, Stranger, Terms, named
 from gpumap.rendezvous.messages import Reminder
 from gpumap.rendezvous.model_digest import Model, difference, model_of
@@ -38,7 +24,7 @@ from gpumap.rendezvous.verdict import (
     one_device,
     took_too_long,
 )
-from gpumap.time_limits import ASK_EACH_RANK, HOST_STAYS_AT_START, VERDICT
+from gpumap.time_limits import ASK_EACH_RANK, HOST_STAYS_AT_START, VERDICT_IS_WRITTEN
 
 __all__ = ["answer", "roll_call"]
 
@@ -75,20 +61,20 @@ def roll_call(
     """
     deadline = time.monotonic() + seconds
     wrong = _wrong(board, me, terms, rows, node)
-    if wrong is not None and board.claim("verdict", wrong).error is None:
+    if wrong is not None and board.claim(keys.VERDICT, wrong).error is None:
         # The others have started without this process: it was one too many.
         raise RollCallError(wrong.happened, wrong.seen, wrong.hint, wrong.ranks)
-    if wrong is None and board.count("present") == terms.world_size:
-        board.claim("verdict", Verdict())
+    if wrong is None and board.count(keys.PRESENT) == terms.world_size:
+        board.claim(keys.VERDICT, Verdict())
 
     def tells() -> bool:
-        return hosted or (elsewhere and board.claim("speaker", me) == me)
+        return hosted or (elsewhere and board.claim(keys.SPEAKER, me) == me)
 
     watch = _Watch(
         board, me, terms.world_size, deadline, neighbours, tells=tells, remark=remark
     )
     left = max(deadline - time.monotonic(), 0.0)
-    verdict = board.wait("verdict", Verdict, left, watch.look)
+    verdict = board.wait(keys.VERDICT, Verdict, left, watch.look)
     if verdict is None:
         verdict = _settle(board, me, terms.world_size, seconds, remark)
     if verdict.error is not None:
@@ -108,7 +94,7 @@ def answer(
     hosted: bool,
 ) -> None:
     """Tell the others that this rank cannot start, so that nobody waits for it."""
-    board.claim("verdict", cannot_start(rank, error))
+    board.claim(keys.VERDICT, cannot_start(rank, error))
     _let_others_hear(board, world_size - 1, seconds, hosted=hosted)
 
 
@@ -116,25 +102,25 @@ def _wrong(
     board: SessionStore, me: Member, terms: Terms, rows: Sequence[str], node: int | None
 ) -> Verdict | None:
     """Claim this rank and its device; return what stands against it."""
-    holder = board.claim(f"rank/{me.rank}", me)
+    holder = board.claim(keys.rank(me.rank), me)
     if holder != me:
         return claimed_twice(holder, me)
-    first = board.claim("terms", Signed(member=me, terms=terms))
+    first = board.claim(keys.TERMS, Signed(member=me, terms=terms))
     if first.member == me and rows:
-        board.write("model", model_of(rows))
+        board.write(keys.MODEL, model_of(rows))
     if names := terms.different(first.terms):
         return disagreement(first, me, terms, names[0])
     if first.terms.model != terms.model:
-        model = board.wait("model", Model, VERDICT)
+        model = board.wait(keys.MODEL, Model, VERDICT_IS_WRITTEN)
         parts = ("another", "another") if model is None else difference(model, rows)
         return models_differ(first.member, me, parts)
     if me.rehearsal and node is not None:
-        other = board.claim(f"rehearsal/{node}", me)
+        other = board.claim(keys.rehearsal(node), me)
         if other.rehearsal != me.rehearsal:
             return machines_differ(other, me)
     if me.identity is None:
         return None
-    holder = board.claim(f"device/{me.identity}", me)
+    holder = board.claim(keys.device(me.identity), me)
     return None if holder == me else one_device(holder, me, me.identity.name)
 
 
@@ -164,13 +150,13 @@ class _Watch:
     def look(self) -> None:
         """Tell all of a neighbour that has gone; say now and then who is awaited."""
         # Not all at once: a wait asks the store a few times a second at most.
-        if self._unseen and self._board.has(f"rank/{self._unseen[0]}"):
-            key = f"rank/{self._unseen.popleft()}"
+        if self._unseen and self._board.has(keys.rank(self._unseen[0])):
+            key = keys.rank(self._unseen.popleft())
             self._seen.append(self._board.read(key, Member))
         self._unseen.rotate(-1)
         for member in self._seen:
             if is_gone(member.pid, member.pid_space):
-                self._board.claim("verdict", gone(member))
+                self._board.claim(keys.VERDICT, gone(member))
         if self._reminder.due() and self._tells():
             absent, count = _missing(self._board, self._world_size)
             log.warning(
@@ -186,17 +172,22 @@ def _settle(
     board: SessionStore, me: Member, world_size: int, seconds: float, remark: str
 ) -> Verdict:
     """Name who is missing; one rank counts, the others read what it wrote."""
-    if board.claim("settling", me) == me:
+    if board.claim(keys.SETTLING, me) == me:
         absent, count = _missing(board, world_size)
         if count:
-            key = f"stranger/{absent[0] if absent else None}"
-            stranger = board.read(key, Stranger) if board.has(key) else None
+            stranger = _stranger(board, absent[0]) if absent else None
             verdict = missing(absent, count, world_size, seconds, stranger, remark)
-            return board.claim("verdict", verdict)
+            return board.claim(keys.VERDICT, verdict)
         if halted := _halted(board, world_size):
-            return board.claim("verdict", gone(halted))
-    late = board.wait("verdict", Verdict, min(seconds, VERDICT))
+            return board.claim(keys.VERDICT, gone(halted))
+    late = board.wait(keys.VERDICT, Verdict, min(seconds, VERDICT_IS_WRITTEN))
     return took_too_long(world_size, seconds) if late is None else late
+
+
+def _stranger(board: SessionStore, rank: int) -> Stranger | None:
+    """Return who came as this rank and left, as of another job."""
+    key = keys.stranger(rank)
+    return board.read(key, Stranger) if board.has(key) else None
 
 
 def _missing(board: SessionStore, world_size: int) -> tuple[tuple[int, ...], int]:
@@ -209,9 +200,9 @@ def _missing(board: SessionStore, world_size: int) -> tuple[tuple[int, ...], int
     deadline = time.monotonic() + ASK_EACH_RANK
     for rank in range(world_size):
         if len(first) == _MOST_NAMED or time.monotonic() > deadline:
-            left = world_size - board.count("present", 0)
+            left = world_size - board.count(keys.PRESENT, 0)
             return tuple(first), max(left, len(first))
-        if not board.has(f"rank/{rank}"):
+        if not board.has(keys.rank(rank)):
             first.append(rank)
     return tuple(first), len(first)
 
@@ -222,7 +213,7 @@ def _halted(board: SessionStore, world_size: int) -> Member | None:
     for rank in range(world_size):
         if time.monotonic() > deadline:
             break
-        member = board.read(f"rank/{rank}", Member)
+        member = board.read(keys.rank(rank), Member)
         if is_halted(member.pid, member.pid_space):
             return member
     return None
@@ -233,6 +224,6 @@ def _let_others_hear(
 ) -> None:
     """Have others read the verdict before the store goes with its host."""
     if hosted:
-        board.comes("all told", min(max(seconds, 1.0), HOST_STAYS_AT_START))
-    elif board.count("told") == others:
-        board.write("all told", Verdict())
+        board.comes(keys.ALL_TOLD, min(max(seconds, 1.0), HOST_STAYS_AT_START))
+    elif board.count(keys.TOLD) == others:
+        board.write(keys.ALL_TOLD, Verdict())

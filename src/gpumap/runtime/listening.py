@@ -9,8 +9,9 @@ from typing import Protocol
 from weakref import WeakSet
 
 from gpumap.errors import GpumapError
+from gpumap.rendezvous import keys
 from gpumap.rendezvous.failures import Answer, Fault, gone, uneven
-from gpumap.rendezvous.journal import Entry, Journal, key_of
+from gpumap.rendezvous.journal import Entry, Journal
 from gpumap.rendezvous.members import Member
 from gpumap.rendezvous.messages import first_line
 from gpumap.rendezvous.procfs import end_of
@@ -145,8 +146,8 @@ class Listener:
         looks = "end" in self._entries and "outcome" not in self._entries
         others = [self._wake, *self._neighbours]
         seconds = LOOK_AT_COLLECTIVES if looks else None
-        if self._board.comes(key_of(self._next), seconds, others):
-            entry = self._board.read(key_of(self._next), Entry)
+        if self._board.comes(keys.news(self._next), seconds, others):
+            entry = self._board.read(keys.news(self._next), Entry)
             self._next += 1
             self._hear(entry)
             return
@@ -166,12 +167,12 @@ class Listener:
             self._entries[entry.kind] = entry
             self._news.notify_all()
         if entry.kind == "inquiry":
-            self._board.write(f"answer/{self._me.rank}", self._group.doing())
-            if self._board.count("answers") == self._world_size:
-                self._board.write("answered", self._me)
+            self._board.write(keys.answer(self._me.rank), self._group.doing())
+            if self._board.count(keys.ANSWERS) == self._world_size:
+                self._board.write(keys.ANSWERED, self._me)
         if entry.kind == "outcome":
-            if self._board.count("heard") == self._world_size:
-                self._board.write("all heard", self._me)
+            if self._board.count(keys.HEARD) == self._world_size:
+                self._board.write(keys.ALL_HEARD, self._me)
             if entry.fault is not None and not self.has_failed:
                 log.error("the session ends: %s.", entry.fault.text)
                 self._group.release()
@@ -179,7 +180,7 @@ class Listener:
     def _hear_end_of(self, neighbour: Member) -> None:
         """Tell all that a process has ended which had not come to its end."""
         if "outcome" not in self._entries and not self._board.has(
-            f"ended/{neighbour.rank}"
+            keys.ended(neighbour.rank)
         ):
             self._tell(gone(neighbour))
 
@@ -189,7 +190,7 @@ class Listener:
             self._begun = now
             mine = self._group.doing()
             told = mine.model_copy(update={"ended": True})
-            self._board.write(f"ended/{self._me.rank}", told)
+            self._board.write(keys.ended(self._me.rank), told)
 
     def _look_how_far(self) -> None:
         """Tell all where this rank stands in what an ended one will never join."""
@@ -198,7 +199,7 @@ class Listener:
             self._looks = 0
             return
         mine = self._group.doing()
-        theirs = self._board.read(f"ended/{first.rank}", Answer)
+        theirs = self._board.read(keys.ended(first.rank), Answer)
         stuck = (
             mine.stands_in is not None
             and theirs.made is not None

@@ -8,6 +8,7 @@ from itertools import islice
 
 from gpumap.errors import RollCallError, SessionError
 from gpumap.notes import note
+from gpumap.rendezvous import keys
 from gpumap.rendezvous.failures import (
     Answer,
     Fault,
@@ -117,8 +118,8 @@ class Shutdown:
         self._listener.at_end = True
         seen = "This rank had come to its end."
         try:
-            self._board.write(f"ended/{self._me.rank}", Answer(ended=True))
-            count = self._board.count("ended")
+            self._board.write(keys.ended(self._me.rank), Answer(ended=True))
+            count = self._board.count(keys.ENDED)
             if count == self._world_size:
                 self._journal.append(Entry(kind="outcome", member=self._me))
             elif count == 1:
@@ -137,15 +138,15 @@ class Shutdown:
             SessionError: Another rank could not close its group.
         """
         with suppress(StoreLostError):
-            if self._board.count("left") == self._world_size:
+            if self._board.count(keys.LEFT) == self._world_size:
                 self._journal.append(Entry(kind="closed", member=self._me))
             closed = self._wait_for_closed()
             if closed is not None:
                 self._raise(closed.fault, "Training had finished, and this rank too.")
             if self._meeting.hosted:
-                self._stay("bye", "all gone", CLOSE_GROUPS)
-            elif self._board.count("bye") == self._world_size - 1:
-                self._board.write("all gone", self._me)
+                self._stay(keys.BYE, keys.ALL_GONE, CLOSE_GROUPS)
+            elif self._board.count(keys.BYE) == self._world_size - 1:
+                self._board.write(keys.ALL_GONE, self._me)
 
     def fail(self, error: BaseException) -> BaseException:
         """Tell the others of an error; return the one to leave with.
@@ -175,21 +176,21 @@ class Shutdown:
             entry = Entry(kind="outcome", member=self._me, fault=own(self._me, error))
             Journal(board).append(entry)
             if self._meeting.hosted:
-                board.comes("all heard", HOST_STAYS)
+                board.comes(keys.ALL_HEARD, HOST_STAYS)
 
     def stay(self) -> None:
         """Keep the store, if it is this process's, until the others know the outcome.
 
         Not for long, since an error is on its way; the rest of it when Python ends.
         """
-        if self._stay("heard", "all heard", HOST_STAYS):
+        if self._stay(keys.HEARD, keys.ALL_HEARD, HOST_STAYS):
             self.close()
         else:
             self._listener.stop()
             at_exit(self._stay_at_exit)
 
     def _stay_at_exit(self) -> None:
-        self._stay("heard", "all heard", HOST_STAYS_AT_EXIT)
+        self._stay(keys.HEARD, keys.ALL_HEARD, HOST_STAYS_AT_EXIT)
         self._board.close()
 
     def _stay(self, counter: str, key: str, seconds: float) -> bool:
@@ -275,7 +276,7 @@ class Shutdown:
         silent = self._members(
             rank
             for rank in range(self._world_size)
-            if not self._board.has(f"answer/{rank}")
+            if not self._board.has(keys.answer(rank))
         )
         if silent:
             return unheard(sorted(silent, key=lambda m: not _is_halted(m)))
@@ -290,7 +291,7 @@ class Shutdown:
             if answer.made is None or mine.made is None:
                 continue
             if answer.made < mine.made and len(behind) < _MOST_NAMED:
-                behind.append((self._board.read(f"rank/{rank}", Member), answer))
+                behind.append((self._board.read(keys.rank(rank), Member), answer))
         for member, answer in behind:
             if answer.ended:
                 return uneven(member, answer, self._me, mine)
@@ -305,11 +306,11 @@ class Shutdown:
         """Have all ranks write what they are doing; return who asked first."""
         options = self._journal.append(Entry(kind="inquiry", member=self._me))
         if options.member == self._me:
-            self._board.comes("answered", DOING)
+            self._board.comes(keys.ANSWERED, DOING)
         return options.member
 
     def _answer_of(self, rank: int) -> Answer:
-        key = f"answer/{rank}"
+        key = keys.answer(rank)
         return self._board.read(key, Answer) if self._board.has(key) else Answer()
 
     def _awaited(self) -> list[Member]:
@@ -317,13 +318,13 @@ class Shutdown:
         absent = (
             rank
             for rank in range(self._world_size)
-            if not self._board.has(f"ended/{rank}")
+            if not self._board.has(keys.ended(rank))
         )
         return self._members(absent)
 
     def _members(self, ranks: Iterable[int]) -> list[Member]:
         return [
-            self._board.read(f"rank/{rank}", Member)
+            self._board.read(keys.rank(rank), Member)
             for rank in islice(ranks, _MOST_NAMED)
         ]
 

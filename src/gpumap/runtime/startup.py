@@ -12,6 +12,7 @@ from gpumap.errors import RollCallError
 from gpumap.mapping.identity import Identity, identity_of
 from gpumap.mapping.launch import Launch
 from gpumap.notes import note
+from gpumap.rendezvous import keys
 from gpumap.rendezvous.members import Member, Terms
 from gpumap.rendezvous.messages import described
 from gpumap.rendezvous.model_digest import Likeness
@@ -69,7 +70,7 @@ def start_up(
         with closing(meeting.board(options.start_seconds)) as board:
             host = _call_the_roll(options, setup, meeting, board, me, likeness)
             ranks = neighbours_of(launch)
-            neighbours = [board.read(f"rank/{rank}", Member) for rank in ranks]
+            neighbours = [board.read(keys.rank(rank), Member) for rank in ranks]
     except StoreLostError as error:
         raise RollCallError(
             f"{meeting.keeper} went during the roll call.",
@@ -249,7 +250,7 @@ def _call_the_roll(
             node=_node_of(launch),
             remark=at_a_terminal(options.environ) if launch.launcher == "Slurm" else "",
         )
-        return board.read("rank/0", Member) if meeting.rank_0s else None
+        return board.read(keys.rank(0), Member) if meeting.rank_0s else None
     except (KeyboardInterrupt, SystemExit) as error:
         # Counted already, and not coming: nobody should wait for this rank.
         answer(

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from gpumap.errors import GpumapError, SessionError
 from gpumap.notes import note
+from gpumap.rendezvous import keys
 from gpumap.rendezvous.journal import Journal
 from gpumap.rendezvous.members import Member
 from gpumap.rendezvous.messages import signal_name
@@ -105,12 +106,12 @@ def watch(ranks: Sequence[Rank], seconds: float, began: float) -> list[Rank]:
 
 def first_failed(store: dist.Store) -> tuple[int, ...]:
     """Return which ranks failed first in their last session, as they know it."""
-    keys = TorchKeys(store)
+    client = TorchKeys(store)
     ranks: tuple[int, ...] = ()
     with contextlib.suppress(StoreLostError, GpumapError):
         for number in itertools.count(1):
-            board = SessionStore(keys, session_prefix(number))
-            if not board.has("terms"):
+            board = SessionStore(client, session_prefix(number))
+            if not board.has(keys.TERMS):
                 break
             outcome = Journal(board).find("outcome")
             if outcome is not None:
@@ -197,8 +198,8 @@ def _named(rank: Rank, store: dist.Store) -> str:
     """Return a rank with its process and, once it answered the roll, its device."""
     board = SessionStore(TorchKeys(store), session_prefix(1))
     with contextlib.suppress(StoreLostError, GpumapError):
-        if board.has(f"rank/{rank.rank}"):
-            member = board.read(f"rank/{rank.rank}", Member)
+        if board.has(keys.rank(rank.rank)):
+            member = board.read(keys.rank(rank.rank), Member)
             return f"{member}, on {member.device},"
     return f"rank {rank.rank} (pid {rank.process.pid})"
 
