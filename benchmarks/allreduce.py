@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import get_args
 
 import torch
-from allreduce_table import in_words
-from contest import compare
-from figures import Outcome
-from options import Options, Type
-from prediction import predicted
-from progress import progress
+from parts.allreduce_table import in_words
+from parts.contest import compare
+from parts.figures import Outcome
+from parts.options import Options, Type
+from parts.prediction import predicted
+from parts.progress import progress
 
 import gpumap
 from gpumap.detect.rehearsal import REHEARSAL
@@ -83,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
 def _drawing() -> Callable[[Outcome, Path], None]:
     """Return what draws, before anything is measured in vain."""
     try:
-        from picture import draw  # noqa: PLC0415 - the extra may be missing
+        from parts.picture import draw  # noqa: PLC0415 - the extra may be missing
     except ImportError:
         raise SessionError(
             "--plot needs matplotlib, and it is not installed.",

@@ -9,7 +9,7 @@ rank dies is a race, so the counts of hand-written torch vary from run to run.
 import sys
 from collections import Counter
 
-from two_ranks import start_ranks
+from parts.two_ranks import start_ranks
 
 SCRIPTS = {
     "torch": """

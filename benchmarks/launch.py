@@ -17,9 +17,9 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from parts.two_ranks import free_port
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.nn.parallel import DistributedDataParallel
-from two_ranks import free_port
 
 import gpumap
 

@@ -17,9 +17,9 @@ import time
 from importlib.util import find_spec
 from pathlib import Path
 
-from figures import quartiles
-from one_rank import WAYS
-from two_ranks import start_ranks
+from parts.figures import quartiles
+from parts.one_rank import WAYS
+from parts.two_ranks import start_ranks
 
 _STEPS = 200
 _PATIENCE = 30.0
@@ -27,7 +27,7 @@ _PHASES = (
     *("import", "set-up", "import + set-up", "first step", "step"),
     *("tear-down", "whole process"),
 )
-_RANK = str(Path(__file__).with_name("one_rank.py"))
+_RANK = str(Path(__file__).with_name("parts") / "one_rank.py")
 
 Times = dict[str, list[float]]
 

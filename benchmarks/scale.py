@@ -17,7 +17,7 @@ from functools import partial
 from itertools import combinations
 from random import Random
 
-from crowd import roll_call_seconds
+from parts.crowd import roll_call_seconds
 
 import gpumap
 

@@ -15,9 +15,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import company
 import torch
-from company import Held, held, sessions_in_company
+from parts import company
+from parts.company import Held, held, sessions_in_company
 
 import gpumap
 

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 import pytest
-from agenda import Word, agenda
-from links import choice_of
-from options import Options
+from parts.agenda import Word, agenda
+from parts.links import choice_of
+from parts.options import Options
 
 import gpumap
 

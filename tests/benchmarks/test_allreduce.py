@@ -19,7 +19,7 @@ SHORT = ("-b", "4K", "-e", "64K", "-f", "4", "-n", "2", "-w", "1", "--rounds", "
 PLANTED = f"""
 import sys
 sys.path.insert(0, {str(Path(SCRIPT).parent)!r})
-import reduction
+from parts import reduction
 
 right = reduction.filled
 

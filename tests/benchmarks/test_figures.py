@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 from allreduce import main
-from figures import Outcome, Row, Timing, Way, bus_factor, ratios
-from options import Options
+from parts.figures import Outcome, Row, Timing, Way, bus_factor, ratios
+from parts.options import Options
 
 from gpumap.errors import SessionError
 

@@ -4,14 +4,13 @@ import os
 from collections.abc import Iterator, Sequence
 from textwrap import fill
 
-from links import bandwidths, choice_of, links_among
-from options import Options
-
 import gpumap
 from gpumap.detect.rehearsal import rehearsed_node
 from gpumap.errors import DeviceError, GpumapError, PlacementError
 from gpumap.mapping.devices import Device, Node
 from gpumap.mapping.tables import aligned
+from parts.links import bandwidths, choice_of, links_among
+from parts.options import Options
 
 __all__ = ["predicted"]
 

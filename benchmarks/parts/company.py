@@ -1,7 +1,7 @@
 """Sessions among what a real script has around it, one after another.
 
-`python benchmarks/company.py COUNT`, in each rank of a job: prints what was not as it
-should be, and what the process holds, as JSON. Every rank chooses alike: DataLoader
+`python benchmarks/parts/company.py COUNT`, in each rank of a job: prints what was not
+as it should be, and what the process holds, as JSON. All ranks choose alike: DataLoader
 workers that persist or not, forks, a pool, a subprocess, a handler of the user's that
 gets its signal, a thread, and in every third session an error in one rank or in both.
 """

@@ -2,9 +2,8 @@
 
 from collections.abc import Iterator
 
-from figures import Outcome, Row, Seating, Timing, Way, quartiles, ratios
-
 from gpumap.mapping.tables import placement_table
+from parts.figures import Outcome, Row, Seating, Timing, Way, quartiles, ratios
 
 __all__ = ["in_words"]
 

@@ -1,7 +1,7 @@
 """One rank of a two-process gloo job, opened and closed in one of several ways.
 
-`python benchmarks/one_rank.py WAY STEPS` prints the seconds of each phase as JSON. Each
-way imports what it needs, then wraps a model as its own documentation does.
+`python benchmarks/parts/one_rank.py WAY STEPS` prints the seconds of each phase as
+JSON. Each way imports what it needs, then wraps a model as its own documentation does.
 """
 
 import json

@@ -4,12 +4,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import cast
 
-from options import Options
-
 from gpumap.mapping.best_links import BANDWIDTHS, MOST_EXACT, ring_link
 from gpumap.mapping.devices import Device, Node
 from gpumap.mapping.policy import Policy, StrategyName
 from gpumap.mapping.tables import link_name
+from parts.options import Options
 
 __all__ = ["bandwidths", "choice_of", "links_among"]
 

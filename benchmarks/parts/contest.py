@@ -9,14 +9,14 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
-from agenda import agree
-from figures import BY_HAND, Outcome, Row, Timing, Way
-from links import choice_of
-from options import ITEM_SIZES, MOST_RANKS, Options
-from reduction import Buffers, Measured, checked, timed
 
 import gpumap
 from gpumap.errors import SessionError
+from parts.agenda import agree
+from parts.figures import BY_HAND, Outcome, Row, Timing, Way
+from parts.links import choice_of
+from parts.options import ITEM_SIZES, MOST_RANKS, Options
+from parts.reduction import Buffers, Measured, checked, timed
 
 __all__ = ["Ticking", "compare"]
 

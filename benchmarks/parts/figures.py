@@ -6,10 +6,9 @@ Source: NVIDIA/nccl-tests, doc/PERFORMANCE.md, for algbw and busbw.
 import statistics
 from collections.abc import Sequence
 
-from options import Options
-
 from gpumap.mapping.base import FrozenModel
 from gpumap.mapping.placement import Placement
+from parts.options import Options
 
 __all__ = [
     "BY_HAND",

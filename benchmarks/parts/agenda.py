@@ -4,10 +4,6 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
-from figures import Outcome, Seating, Way
-from limits import loopback_tcp, memory_copy
-from links import choice_of, links_among
-from options import Options
 from torch.distributed import Store
 
 import gpumap
@@ -17,6 +13,10 @@ from gpumap.mapping.base import FrozenModel
 from gpumap.mapping.devices import Device, Node
 from gpumap.mapping.placement import Placement
 from gpumap.mapping.pool import Pool
+from parts.figures import Outcome, Seating, Way
+from parts.limits import loopback_tcp, memory_copy
+from parts.links import choice_of, links_among
+from parts.options import Options
 
 __all__ = ["Word", "agenda", "agree"]
 

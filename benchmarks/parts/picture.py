@@ -3,8 +3,9 @@
 from itertools import cycle
 from pathlib import Path
 
-from figures import Outcome
 from matplotlib.figure import Figure
+
+from parts.figures import Outcome
 
 __all__ = ["draw"]
 

@@ -1,0 +1,1 @@
+"""What the commands beside this folder are made of."""
