@@ -1,6 +1,7 @@
 """Where one rank trains, and what its neighbours on the node have to do with it."""
 
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 from gpumap.errors import PlacementError
 from gpumap.mapping.choice import Choice, Gpus, Scores, Strategy
@@ -210,7 +211,8 @@ def runs_on_cpu(choice: Choice, node: Node) -> bool:
     """
     scores = choice.scores
     unscored = scores is None or (
-        isinstance(scores, Mapping) and list(scores) == ["cpu"]
+        isinstance(scores, Mapping)
+        and list(cast("Mapping[object, float]", scores)) == ["cpu"]
     )
     return not node.devices and choice.gpus is None and unscored
 
