@@ -43,6 +43,8 @@ def printable(value: Any) -> Any:  # noqa: ANN401 - whatever stands in JSON
     direction of what is read; line ends and tabs stay.
     """
     if isinstance(value, str):
+        if value.isprintable():
+            return value
         return "".join(
             c.encode("unicode_escape").decode() if _commands(c) else c for c in value
         )
