@@ -3,7 +3,7 @@
 import pytest
 
 from gpumap.errors import LaunchError
-from gpumap.mapping.launch import Launch
+from gpumap.mapping.launch import Launch, store_address
 
 
 def test_a_launch_goes_to_json_and_back() -> None:
@@ -113,3 +113,48 @@ def test_what_the_ranks_of_a_node_say_is_filled_in() -> None:
     assert (me.local_rank, me.local_world_size) == (1, 3)
     scoped = Launch(launcher="mine", rank=0, world_size=2, master_addr="fe80::1%eth0")
     assert scoped.master_addr == "fe80::1%eth0"
+
+
+@pytest.mark.parametrize(
+    ("fields", "where"),
+    [
+        ({"local_world_size": 2}, ("127.0.0.1", 29500)),
+        ({"num_nodes": 1, "master_addr": "n1"}, ("127.0.0.1", 29500)),
+        ({"num_nodes": 1, "master_addr": "::1"}, ("::1", 29500)),
+        ({"master_addr": "localhost"}, ("127.0.0.1", 29500)),
+        ({"num_nodes": 2, "master_addr": "n1"}, ("n1", 29500)),
+        ({"master_addr": "10.0.0.1"}, ("10.0.0.1", 29500)),
+    ],
+)
+def test_ranks_of_one_node_meet_on_loopback(
+    fields: dict[str, object], where: tuple[str, int]
+) -> None:
+    """Whatever the address says; those of several at the address."""
+    known = {"launcher": "mine", "rank": 1, "world_size": 2, "master_port": 29500}
+    assert store_address(Launch.model_validate(known | fields)) == where
+
+
+@pytest.mark.parametrize(
+    ("fields", "missing"),
+    [
+        ({"num_nodes": 2}, ("MASTER_ADDR", "MASTER_PORT")),
+        ({"num_nodes": 2, "master_port": 29500}, ("MASTER_ADDR",)),
+        ({"num_nodes": 1}, ("MASTER_PORT",)),
+    ],
+)
+def test_what_is_missing_to_meet_is_named_at_once(
+    fields: dict[str, object], missing: tuple[str, ...]
+) -> None:
+    """With what the launcher did say."""
+    known = {"launcher": "mine", "rank": 1, "world_size": 2}
+    with pytest.raises(LaunchError) as caught:
+        store_address(Launch.model_validate(known | fields))
+    assert caught.value.happened == (
+        f"rank 1 of 2 does not know where to meet the others: {' and '.join(missing)} "
+        "not set."
+    )
+    assert caught.value.seen == (
+        f"mine: master_addr=None, master_port={fields.get('master_port')}."
+    )
+    assert caught.value.hint.startswith(f"Set {' and '.join(missing)} to the same")
+    assert caught.value.variables == missing

@@ -1,0 +1,160 @@
+"""What a policy deals to the ranks of one node, worked out once."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from gpumap.detect.rehearsal import machine
+from gpumap.errors import DeviceError, LaunchError, PlacementError
+from gpumap.mapping.devices import Device, Node
+from gpumap.mapping.launch import Launch
+from gpumap.mapping.policy import Policy, pool_named
+from gpumap.mapping.pool import Pool, can_share
+from gpumap.mapping.visibility import mask_of
+from helpers.nodes import launch, node
+
+
+def pool(n1: Node, me: Launch, **asked: Any) -> Pool:
+    """Return the pool of a policy."""
+    wanted = {"strategy": None, "gpus": None, "scores": None, "oversubscribe": False}
+    return Pool.of(Policy.of(**(wanted | asked)), n1, me)
+
+
+def test_a_users_scores_are_asked_once_for_each_device() -> None:
+    """Placed, checked, warned about: all of it from the same numbers."""
+    asked: Counter[int] = Counter()
+
+    def score(device: Device) -> float:
+        asked[device.index] += 1
+        return device.index
+
+    me = launch(0, 4)
+    dealt = pool(node(4), me, scores=score)
+    assert [dealt.place(one).device.index for one in me.neighbours] == [3, 2, 1, 0]
+    dealt.refuse_conflicts(me, "nccl")
+    dealt.warnings(me)
+    assert asked == {0: 1, 1: 1, 2: 1, 3: 1}
+    assert dealt.scores == {0: 0.0, 1: 1.0, 2: 2.0, 3: 3.0}
+
+
+def test_idle_devices_and_doubts_are_those_of_the_policy() -> None:
+    """Two of three that are allowed; the pair that NVLink joins is recommended."""
+    n1, me = machine("rtx8000x4"), launch(0, 2)
+    dealt = pool(n1, me, gpus=[1, 0, 2])
+    assert dealt.idle(me) == (
+        "2 of 3 devices on rtx8000x4 will be used. "
+        "To use all: torchrun --nproc-per-node 3"
+    )
+    [sentence] = dealt.warnings(me)
+    assert sentence.startswith("cuda:1, cuda:0 reach each other through NODE at best")
+    assert "write gpus=[1, 2]," in sentence
+    assert pool(n1, me, gpus=[0, 3]).warnings(me) == []
+    on_cpu = pool(Node(hostname="n1"), me)
+    assert (on_cpu.idle(me), on_cpu.warnings(me)) == (None, [])
+
+
+def test_the_devices_of_a_node_are_known_as_far_as_its_ranks_are() -> None:
+    """By local rank without their ranks; by the rank's own where it has the device."""
+    me = Launch(
+        launcher="Open MPI", rank=4, world_size=8, local_rank=0, local_world_size=2
+    )
+    assert [d.index for d in pool(node(4), me).devices_here(me)] == [0, 1]
+    by_rank = pool(node(4), me, strategy="modulo")
+    assert [d.index for d in by_rank.devices_here(me)] == [0]
+    bound = me.model_copy(update={"devices_bound": True})
+    assert [d.index for d in pool(node(4), bound).devices_here(bound)] == [0]
+    known = launch(0, 3, node_rank=0)
+    modulo = pool(node(4), known, strategy="modulo")
+    assert [d.index for d in modulo.devices_here(known)] == [0, 1, 2]
+
+
+def test_sharing_is_refused_in_words_that_fit_the_backend() -> None:
+    """With gloo there is a second way out; with NCCL there is not."""
+    me = launch(0, 2)
+    both = pool(node(2), me, strategy=lambda *_: 1)
+    ends = {"nccl": '"local_rank".', "gloo": "share with oversubscribe=True."}
+    for backend, end in ends.items():
+        with pytest.raises(PlacementError) as caught:
+            both.refuse_conflicts(me, backend)
+        assert caught.value.happened == (
+            "rank 0 and rank 1 are both placed on cuda:1 (GPU-a100n1…) on host n1."
+        )
+        assert caught.value.hint.startswith("Give each local rank a device of its own")
+        assert caught.value.hint.endswith(end)
+        assert caught.value.ranks == (0, 1)
+    shared = pool(node(2), me, gpus=[1, 1], oversubscribe=True)
+    shared.refuse_conflicts(me, "gloo")
+    with pytest.raises(PlacementError) as caught:
+        shared.refuse_conflicts(me, "cuda:nccl,cpu:gloo")
+    assert caught.value.happened == (
+        "oversubscribe=True, and the backend cannot run two ranks on one device."
+    )
+    assert caught.value.hint == 'Leave it out, or choose backend="gloo".'
+    assert [can_share(name) for name in ("gloo", "mpi", "nccl", "xccl", "hccl")] == [
+        *[True, True],
+        *[False, False, False],
+    ]
+
+
+def test_a_local_rank_that_nobody_tells_is_asked_for() -> None:
+    """Where there are several devices to choose from."""
+    lost = Launch(launcher="mine", rank=1, world_size=4)
+    with pytest.raises(LaunchError) as caught:
+        pool(node(4), lost).place(lost)
+    assert caught.value.happened == (
+        "which GPU rank 1 trains on depends on its local rank, and the launcher does "
+        "not say it."
+    )
+    assert caught.value.seen == "mine: rank=1, world_size=4, no local_rank."
+    assert caught.value.variables == ("LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    alone = Launch(launcher="mine", rank=0, world_size=1)
+    assert pool(node(4), alone).place(alone).device.index == 0
+
+
+@pytest.mark.parametrize(
+    ("answer", "hint"),
+    [
+        (5, "A device index counts on its own node: it contains neither node_rank nor"),
+        ("GPU-nope", "Return an index, a UUID or a PCI bus ID of a device listed."),
+    ],
+)
+def test_a_function_that_names_no_device_is_told_for_whom(
+    answer: int | str, hint: str
+) -> None:
+    """With what it returned."""
+    me = launch(1, 2, node_rank=0)
+    with pytest.raises(DeviceError) as caught:
+        pool(node(4), me, strategy=lambda *_: answer).place(me)
+    assert caught.value.happened.startswith(
+        f'strategy "<lambda>" gave {answer!r} for rank 1 (node_rank 0, local_rank 1): '
+        "there is no device"
+    )
+    assert caught.value.hint.startswith(hint)
+
+
+def test_the_environment_names_the_pool_of_a_session_that_names_none() -> None:
+    """GPUMAP_GPUS; the session's own list wins."""
+    assert pool_named(None, {"GPUMAP_GPUS": "2, GPU-5c"}) == [2, "GPU-5c"]
+    assert pool_named([1], {"GPUMAP_GPUS": "2"}) == [1]
+    assert pool_named(None, {"GPUMAP_GPUS": ""}) is None
+    assert pool_named(None, {}) is None
+    with pytest.raises(DeviceError) as caught:
+        pool_named(None, {"GPUMAP_GPUS": "2,,3"})
+    assert caught.value.happened == "'2,,3' has an empty entry."
+    assert caught.value.hint == "Write 2,3 or GPU-5c3a,GPU-77."
+
+
+def test_the_mask_of_a_node_is_the_last_to_act() -> None:
+    """On AMD HIP's counts within ROCR's."""
+    amd = Device(kind="cuda", index=0, rocm=True)
+    environ = {"ROCR_VISIBLE_DEVICES": "1", "HIP_VISIBLE_DEVICES": "0"}
+    assert mask_of(Node(hostname="n1", devices=(amd,)), environ) == (
+        "HIP_VISIBLE_DEVICES",
+        "0",
+    )
+    assert mask_of(node(1), environ) is None
+    assert mask_of(node(1), {"CUDA_VISIBLE_DEVICES": "3"}) == (
+        "CUDA_VISIBLE_DEVICES",
+        "3",
+    )

@@ -1,0 +1,49 @@
+"""Time limits as a user writes them."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from gpumap.errors import SessionError
+from gpumap.mapping.seconds import seconds_of, start_seconds
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [(1, 1.0), (0.5, 0.5), (1e8, 1e8), (timedelta(minutes=2), 120.0)],
+)
+def test_numbers_and_timedeltas_are_times(value: Any, seconds: float) -> None:
+    """In seconds, as floats."""
+    found = seconds_of("timeout", value)
+    assert found == seconds
+    assert isinstance(found, float)
+
+
+@pytest.mark.parametrize(
+    "value", [0, -1, 1.0001e8, float("nan"), True, "5", None, timedelta(0)]
+)
+def test_what_is_no_positive_number_of_seconds_is_refused(value: Any) -> None:
+    """With the argument's name and what stood there."""
+    with pytest.raises(SessionError) as caught:
+        seconds_of("end_timeout", value)
+    assert caught.value.happened == f"end_timeout={value!r} is not a time."
+    assert caught.value.seen == ""
+    assert caught.value.hint == (
+        "Write a positive number of seconds, 10^8 at most, or a timedelta: "
+        "end_timeout=300.0."
+    )
+
+
+def test_the_environment_wins_over_a_script_that_cannot_be_edited() -> None:
+    """Empty counts as not set; what is no number is named by the variable."""
+    assert start_seconds("start_timeout", 5, {}) == 5.0
+    assert start_seconds("start_timeout", 5, {"GPUMAP_START_TIMEOUT": ""}) == 5.0
+    assert start_seconds("start_timeout", 5, {"GPUMAP_START_TIMEOUT": "7.5"}) == 7.5
+    for wrong in ("soon", "0", "nan"):
+        with pytest.raises(
+            SessionError, match=r"GPUMAP_START_TIMEOUT=.* is not a time"
+        ):
+            start_seconds("start_timeout", 5, {"GPUMAP_START_TIMEOUT": wrong})
+    with pytest.raises(SessionError, match="start_timeout=-1 is not a time"):
+        start_seconds("start_timeout", -1, {})
