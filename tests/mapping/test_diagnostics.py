@@ -168,3 +168,99 @@ def test_what_is_recommended_is_in_the_pool() -> None:
     station = mixed("A100", "display", "A100", "A100")
     [sentence] = advice(station.devices[:2], station.devices[:3], station)
     assert sentence.endswith("leave it out with gpus=[0, 2].")
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"world_size": 1}, "1 of 3 devices on n1"),
+        (
+            {"world_size": 4, "local_world_size": 2},
+            "2 of 3 devices on n1",
+        ),
+        ({"world_size": 4, "local_world_size": 3}, None),
+        ({"world_size": 4}, None),
+        ({"world_size": 4, "local_world_size": 2, "devices_bound": True}, None),
+    ],
+)
+def test_devices_are_idle_where_the_number_of_processes_is_known(
+    fields: dict[str, object], said: str | None
+) -> None:
+    """And where each process does not see its own alone."""
+    me = Launch.model_validate({"launcher": "mine", "rank": 0, **fields})
+    found = idle_devices(me, node(3).devices, node(3))
+    assert (found is None) == (said is None)
+    assert (found or "").startswith(said or "")
+
+
+def pair(first: dict[str, object], second: dict[str, object]) -> Node:
+    """Return two cards of different names."""
+    alike = {"kind": "cuda", "compute_capability": (8, 0), "multiprocessors": 80}
+    alike |= {"total_memory": 80}
+    cards = (
+        Device.model_validate({**alike, "index": n, "name": name, **fields})
+        for n, (name, fields) in enumerate((("one", first), ("other", second)))
+    )
+    return Node(hostname="n1", devices=tuple(cards))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "slower"),
+    [
+        ({"multiprocessors": 79}, {}, "one"),
+        ({}, {"multiprocessors": 79}, "other"),
+        ({}, {}, None),
+        ({"multiprocessors": None}, {}, None),
+        ({"compute_capability": None, "multiprocessors": 41}, {}, None),
+        ({"compute_capability": (8, 6), "multiprocessors": 79}, {}, None),
+        # Newer, and less than half of both.
+        (
+            {"compute_capability": (8, 6), "multiprocessors": 39, "total_memory": 39},
+            {},
+            "one",
+        ),
+        (
+            {"compute_capability": (8, 6), "multiprocessors": 40, "total_memory": 39},
+            {},
+            None,
+        ),
+        (
+            {"compute_capability": (8, 6), "multiprocessors": 39, "total_memory": 40},
+            {},
+            None,
+        ),
+        (
+            {"compute_capability": (8, 6), "multiprocessors": 39, "total_memory": None},
+            {},
+            None,
+        ),
+    ],
+)
+def test_slower_is_older_with_fewer_multiprocessors_or_less_than_half(
+    first: dict[str, object], second: dict[str, object], slower: str | None
+) -> None:
+    """Of two kinds; what is not known is not guessed."""
+    n1 = pair(first, second)
+    [sentence] = advice(n1.devices, n1.devices, n1)
+    if slower is None:
+        assert sentence.endswith("gpumap.measure() tells which is slow.")
+    else:
+        assert f"The {slower} is the slower:" in sentence
+
+
+def test_a_kind_is_left_out_where_the_others_do_as_much_without_it() -> None:
+    """In DDP n ranks do n times what the slowest does: 2 x 80 against 3 x 53 and 54."""
+    three = [80, 80, 53]
+    for last, kept in ((53, 2), (54, 3)):
+        three[2] = last
+        cards = tuple(
+            Device(
+                kind="cuda",
+                index=n,
+                name=f"card {count}",
+                compute_capability=(8, 0),
+                multiprocessors=count,
+            )
+            for n, count in enumerate(three)
+        )
+        assert len(worth_using(cards)) == kept
