@@ -14,12 +14,15 @@ __all__ = ["files_of_session", "files_of_spawn", "refuse_few_files"]
 _FILES = Path("/proc/self/fd")
 
 
-def files_of_session(world_size: int, *, hosts: bool) -> int:
+def files_of_session(world_size: int, *, hosts: bool, again: bool = False) -> int:
     """Return how many files a session on gloo opens after its first steps.
 
     Counted in sessions of 2, 4 and 8 ranks with torch 2.13: gloo has two connections
-    for each rank, and who hosts the store three more; two are for a moment only.
+    for each rank, and who hosts the store three more; two are for a moment only. again
+    is whether an earlier session has opened the store, which stays.
     """
+    if again:
+        return 7 + 2 * world_size
     return 18 + 5 * world_size if hosts else 9 + 2 * world_size
 
 

@@ -22,7 +22,7 @@ from gpumap.rendezvous.store_client import Client, StoreLostError, open_files
 from gpumap.rendezvous.tcp import connect, foreign, listen
 from gpumap.time_limits import ANY_ANSWER, OWNER_IS_KNOWN, TORCH_CONNECTS
 
-__all__ = ["Rendezvous", "meet", "meet_in_group", "session_prefix"]
+__all__ = ["Rendezvous", "meet", "meet_in_group", "session_prefix", "store_is_open"]
 
 _NAME_THE_JOB = (
     "Give each job its own MASTER_PORT. If this is one job, set GPUMAP_JOB_ID to the "
@@ -159,6 +159,11 @@ def meet_in_group() -> Rendezvous:
         keeper=keeper,
         address=(store.host, store.port),
     )
+
+
+def store_is_open() -> bool:
+    """Tell whether an earlier session of this process has opened the store already."""
+    return bool(_opened)
 
 
 def session_prefix(session: int, restart: str = "0") -> str:

@@ -23,6 +23,7 @@ from gpumap.mapping.policy import Gpus, Policy, Scores, Strategy, pool_named
 from gpumap.mapping.pool import Pool, can_share
 from gpumap.mapping.seconds import seconds_of, start_seconds
 from gpumap.mapping.visibility import doubt
+from gpumap.rendezvous.rendezvous import store_is_open
 
 __all__ = [
     "LocalSetup",
@@ -189,11 +190,8 @@ def prepare(options: SessionOptions, launch: Launch) -> LocalSetup:
     device = _torch_device(placement, rehearsal)
     if rehearsal is None:
         _refuse_a_missing_backend(backend)
-    if launch.world_size > 1 and "gloo" in (backend, rehearsal and "gloo"):
-        agent = options.environ.get("TORCHELASTIC_USE_AGENT_STORE")
-        hosts = launch.rank == 0 and not agent
-        who = f"rank {launch.rank} of {launch.world_size}"
-        refuse_few_files(who, files_of_session(launch.world_size, hosts=hosts))
+    if rehearsal or backend == "gloo":
+        _refuse_few_files(launch, options.environ)
     if device.type != "cpu":
         # Before anything else, so that no later step opens a context on device 0.
         torch.accelerator.set_device_index(device.index)
@@ -259,6 +257,17 @@ def _node(options: SessionOptions, launch: Launch) -> Node:
     if options.node is not None:
         return options.node
     return detect_node(options.device, options.environ, launch)
+
+
+def _refuse_few_files(launch: Launch, environ: Mapping[str, str]) -> None:
+    """Refuse to start where the connections of a new group will not fit."""
+    if launch.world_size == 1 or dist.is_initialized():
+        return
+    hosts = launch.rank == 0 and not environ.get("TORCHELASTIC_USE_AGENT_STORE")
+    refuse_few_files(
+        f"rank {launch.rank} of {launch.world_size}",
+        files_of_session(launch.world_size, hosts=hosts, again=store_is_open()),
+    )
 
 
 def _refuse_a_missing_backend(backend: str) -> None:
