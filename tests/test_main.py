@@ -337,3 +337,16 @@ def test_ranks_without_an_address_to_meet_at_are_told(
     out = capsys.readouterr().out
     assert "1     ?     dgx-a100  1           cuda:1" in out
     assert "LaunchError: rank 1 of 4 does not know where to meet the others" in out
+
+
+@pytest.mark.parametrize(("kind", "code"), [("npu", 0), ("potato", 1)])
+def test_a_kind_that_no_torch_trains_on_is_told(
+    capsys: Shown, tmp_path: Path, kind: str, code: int
+) -> None:
+    """Ascend's torch is not here and may be rehearsed; the other is no kind at all."""
+    file = tmp_path / "machine.json"
+    devices = [{"kind": kind, "index": 0}]
+    file.write_text(json.dumps({"hostname": "n1", "devices": devices}))
+    assert main(["--machine", str(file)]) == code
+    told = f"torch knows no process group backend for {kind!r} devices."
+    assert (told in capsys.readouterr().out) == bool(code)

@@ -22,6 +22,8 @@ from gpumap.mapping.pool import Pool
 from gpumap.mapping.tables import device_table, link_table, placement_table
 from gpumap.mapping.visibility import doubt, mask_of
 
+# Every torch knows a backend for them; others are asked for.
+_TORCHS_KINDS = ("cpu", "cuda", "mps", "xpu")
 _MOST_PROCESSES = 4096  # more than any node runs
 _EXAMPLES = """\
 examples:
@@ -187,6 +189,10 @@ def _on_node(
     """
     pool = Pool.of(policy, node, launch)
     mine = pool.place(launch)
+    if mine.device.kind not in _TORCHS_KINDS:
+        from gpumap.runtime.local_setup import default_backend  # noqa: PLC0415 - slow
+
+        default_backend(mine.device.kind, "a machine")
     pool.refuse_conflicts(launch, backend)
     if launch.local_rank:
         placements = [mine]

@@ -28,6 +28,7 @@ from gpumap.rendezvous.rendezvous import store_is_open
 __all__ = [
     "LocalSetup",
     "SessionOptions",
+    "default_backend",
     "launch_of_group",
     "prepare",
     "refuse_without_a_rank",
@@ -174,7 +175,7 @@ def prepare(options: SessionOptions, launch: Launch) -> LocalSetup:
         launch = launched_on(node, launch, options.environ)
     pool = Pool.of(policy, node, launch)
     placement = pool.place(launch)
-    backend = options.backend or _default_backend(placement.device.kind, rehearsal)
+    backend = options.backend or default_backend(placement.device.kind, rehearsal)
     pool.refuse_conflicts(launch, backend)
     if (launch.local_rank or 0) == 0:
         if idle := pool.idle(launch):
@@ -288,7 +289,12 @@ def _refuse_a_missing_backend(backend: str) -> None:
         )
 
 
-def _default_backend(kind: str, rehearsal: str | None) -> str:
+def default_backend(kind: str, rehearsal: str | None) -> str:
+    """Return the backend for a kind of device, in a rehearsal also of another torch.
+
+    Raises:
+        DeviceError: There is none.
+    """
     try:
         return str(dist.get_default_backend_for_device(kind))
     except (ValueError, RuntimeError):  # one it cannot use, one it does not know
