@@ -66,9 +66,14 @@ def tests(session: nox.Session) -> None:
     """Run all tests, with torch on the CPU; measure coverage."""
     install(session, "tests", "demo")
     session.run("coverage", "erase")
-    # What needs the launchers' programs has a session of its own.
-    options = session.posargs or ["--ignore=tests/launchers"]
-    session.run("coverage", "run", "-m", "pytest", *AT_ONCE, *options)
+    run = ("coverage", "run", "-p", "-m", "pytest")
+    if session.posargs:
+        session.run(*run, *AT_ONCE, *session.posargs)
+    else:
+        # What needs the launchers' programs has a session of its own.
+        others = ("-m", "not alone", "--ignore=tests/launchers")
+        session.run(*run, *AT_ONCE, *others)
+        session.run(*run, "-m", "alone", "tests/runtime")
     session.run("coverage", "combine", success_codes=[0, 1], silent=True)
     session.run("coverage", "report")
 

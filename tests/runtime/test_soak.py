@@ -4,11 +4,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from helpers.environments import clean_environment
 
 SOAK = Path(__file__).parent.parent.parent / "benchmarks/soak.py"
 
 
+@pytest.mark.alone
 def test_nothing_is_left_behind_by_sessions_and_spawns() -> None:
     """Alone, and among workers, forks, pools, programs, handlers and errors."""
     done = subprocess.run(
