@@ -296,6 +296,16 @@ def test_all_nodes_of_a_description_are_shown(capsys: Shown, tmp_path: Path) -> 
     assert hosts == ["rtx3090x4"] * 2 + ["rtx3090-gtx1080"] * 2
 
 
+def test_each_node_of_a_description_is_filled(capsys: Shown, tmp_path: Path) -> None:
+    """Four processes on the first, two on the second."""
+    assert main(["--machine", two_nodes(tmp_path)]) == 0
+    rows = [r for r in capsys.readouterr().out.splitlines() if r[:1].isdecimal()]
+    assert [row.split()[:2] for row in rows] == [
+        *[["0", "0"], ["1", "0"], ["2", "0"], ["3", "0"]],
+        *[["4", "1"], ["5", "1"]],
+    ]
+
+
 def test_a_node_that_cannot_hold_its_ranks_is_named(
     capsys: Shown, tmp_path: Path
 ) -> None:

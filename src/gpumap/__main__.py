@@ -19,6 +19,7 @@ from gpumap.mapping.launch import Launch, store_address
 from gpumap.mapping.placement import Placement
 from gpumap.mapping.policy import Policy, Scores, StrategyName, pool_named
 from gpumap.mapping.pool import Pool
+from gpumap.mapping.ranks import RankLayout
 from gpumap.mapping.tables import device_table, link_table, placement_table
 from gpumap.mapping.visibility import doubt, mask_of
 
@@ -158,7 +159,8 @@ def _steps(asked: argparse.Namespace) -> Generator[Report, None, None]:
     nodes: Sequence[Node] = [node]
     if launch is None or (asked.machine is not None and launch.world_size == 1):
         nodes = _cluster(asked, node, environ)
-        launches = _pretended(asked.nproc or _fitting(policy, node), len(nodes))
+        sizes = [asked.nproc or _fitting(policy, x, n) for n, x in enumerate(nodes)]
+        launches = _pretended(sizes)
     else:
         launches = [launched_on(node, launch, os.environ)]
     cluster = tuple(nodes) if len(nodes) > 1 else ()
@@ -262,30 +264,32 @@ def _cluster(
     return nodes if len(nodes) > 1 else nodes * asked.nodes
 
 
-def _fitting(policy: Policy, node: Node) -> int:
+def _fitting(policy: Policy, node: Node, node_rank: int) -> int:
     """Return how many processes fit a machine that was named without --nproc."""
-    listed = policy.listed(node, 0)
+    listed = policy.listed(node, node_rank)
     return max(1, len(one_per_gpu(node.devices) if listed is None else listed))
 
 
-def _pretended(processes: int, nodes: int) -> list[Launch]:
-    """Return the first rank's launch on each of so many nodes."""
+def _pretended(sizes: Sequence[int]) -> list[Launch]:
+    """Return the first rank's launch on each of nodes with so many processes."""
+    layout = RankLayout(sizes)
+    ranks = [layout.ranks_of(node_rank) for node_rank in range(len(sizes))]
     return [
         Launch(
             launcher="plan",
-            rank=node_rank * processes,
-            world_size=processes * nodes,
+            rank=here[0],
+            world_size=layout.world_size,
             local_rank=0,
-            local_world_size=processes,
+            local_world_size=len(here),
             node_rank=node_rank,
-            num_nodes=nodes,
-            node_ranks=tuple(range(node_rank * processes, (node_rank + 1) * processes)),
+            num_nodes=len(sizes),
+            node_ranks=tuple(here),
         )
-        for node_rank in range(nodes)
+        for node_rank, here in enumerate(ranks)
     ]
 
 
-_ALONE = _pretended(1, 1)[0]
+_ALONE = _pretended([1])[0]
 
 
 def _in_words(report: Report) -> str:

@@ -166,3 +166,15 @@ def test_a_pipe_is_no_description(tmp_path: Path) -> None:
     with pytest.raises(DeviceError) as caught:
         rehearsed_node(str(path), ALONE, {})
     assert caught.value.seen == "It is no regular file."
+
+
+def test_uuids_that_tell_nothing_may_be_alike(tmp_path: Path) -> None:
+    """As a real machine is saved: AMD's place holder, slices that show their GPU's."""
+    for alike in (
+        {"rocm": True, "uuid": "GPU-XX"},
+        {"uuid": "GPU-5c3a01b2", "mig": "0000:3b:00.0"},
+    ):
+        devices = [{"kind": "cuda", "index": n, **alike} for n in range(2)]
+        path = tmp_path / "alike.json"
+        path.write_text(json.dumps({"hostname": "n1", "devices": devices}))
+        assert len(rehearsed_node(str(path), ALONE, {}).devices) == 2

@@ -66,6 +66,7 @@ def _slurm_conf(folder: Path, host: str, ports: list[int]) -> str:
     )
     return f"""\
 ClusterName=gpumap
+FirstJobId={100 * os.getpid() + 1}
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={ports[0]}
 SlurmUser=root

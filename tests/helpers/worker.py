@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import nn
 
 import gpumap
+from gpumap.rendezvous.roll_call import roll_call
 from gpumap.rendezvous.session_store import SessionStore
 
 RANK = int(os.environ.get("RANK", "0"))
@@ -48,6 +49,12 @@ def racing() -> None:
     """Each rank finds its own device the best."""
     best = {True: 9, False: 1}
     with ddp(gpus=[0, 1], scores=lambda d: best[d.index == RANK]):
+        say("unreachable")
+
+
+def by_memory() -> None:
+    """The best by memory, which all ranks read alike."""
+    with ddp(scores="memory"):
         say("unreachable")
 
 
@@ -342,7 +349,7 @@ def interrupted() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def interrupt() -> None:
-        while not is_in(SessionStore.wait, main):
+        while not (is_in(roll_call, main) and is_in(SessionStore.wait, main)):
             time.sleep(0.05)
         os.kill(os.getpid(), signal.SIGINT)
         flag.touch()

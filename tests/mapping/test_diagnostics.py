@@ -264,3 +264,13 @@ def test_a_kind_is_left_out_where_the_others_do_as_much_without_it() -> None:
             for n, count in enumerate(three)
         )
         assert len(worth_using(cards)) == kept
+
+
+def test_what_is_recommended_is_not_slower_still() -> None:
+    """A third kind in the pool is worse than the one that is to be left out."""
+    station = mixed("RTX 3090", "RTX 3080", "display", "RTX 3090")
+    [sentence] = advised(station, 0, 1)
+    assert sentence.endswith("leave it out with gpus=[0, 3].")
+    alone = mixed("RTX 3090", "RTX 3080", "display")
+    [sentence] = advised(alone, 0, 1)
+    assert "[0, 2]" not in sentence

@@ -184,6 +184,7 @@ def test_masks_of_another_vendor_do_not_count(
     ("kind", "environ", "said"),
     [
         ("rocm", {"ROCR_VISIBLE_DEVICES": "0x2, 1"}, None),
+        ("rocm", {"ROCR_VISIBLE_DEVICES": "1,2", "HIP_VISIBLE_DEVICES": "0"}, None),
         ("rocm", {"HIP_VISIBLE_DEVICES": "9"}, "HIP_VISIBLE_DEVICES='9' lists 1"),
         (
             "rocm",

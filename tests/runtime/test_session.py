@@ -297,6 +297,10 @@ def test_detect_node_sees_the_machine_that_is_pretended(
         assert s.node == node
     assert gpumap.place(gpumap.detect_launch(), node).device.kind == "cuda"
     assert gpumap.detect_node("cpu").devices == ()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(DeviceError, match="device='cuda' was asked for, and there is"):
+        gpumap.detect_node("cuda")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     with pytest.raises(DeviceError, match="device='xpu' was asked for, and there is"):
         gpumap.detect_node("xpu")
 

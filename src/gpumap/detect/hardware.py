@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 
 from gpumap.detect.launchers import detect_launch
 from gpumap.detect.nvml import nvml_node
-from gpumap.detect.rehearsal import REHEARSAL, rehearsed_node
+from gpumap.detect.rehearsal import REHEARSAL, rehearsed_node, rehearsed_nodes
 from gpumap.errors import DeviceError
 from gpumap.mapping.devices import Device, Node
 from gpumap.mapping.launch import Launch
@@ -48,15 +48,19 @@ def detect_node(
     free at this moment. Reading properties opens no context on any device.
 
     Raises:
+        LaunchError: Of several nodes to pretend, the environment does not say which.
         DeviceError: The kind is unknown to this torch, or there is no such device, or
             torch cannot read one.
     """
     variables = os.environ if environ is None else environ
     wanted = variables.get(REHEARSAL)
     if wanted and kind != "cpu":
-        node = rehearsed_node(wanted, launch or detect_launch(variables), variables)
+        nodes = rehearsed_nodes(wanted, variables)
+        if len(nodes) > 1:
+            launch = launch or detect_launch(variables)
+        node = nodes[0] if launch is None else rehearsed_node(wanted, launch, variables)
         kinds = {device.kind for device in node.devices}
-        if kind != "auto" and kinds and kind not in kinds:
+        if kind not in ("auto", *kinds):
             raise DeviceError(
                 f"device={kind!r} was asked for, and there is none.",
                 node.visible,
@@ -117,7 +121,10 @@ def _hiding(hostname: str, environ: Mapping[str, str]) -> tuple[tuple[str, str],
         return ()
     rocm = torch.version.hip is not None
     many = _many(Device(kind=built.type, index=0, rocm=rocm), hostname)
-    return visible(many, environ).hidden_by or tuple(masks_of(many, environ))
+    try:
+        return visible(many, environ).hidden_by or tuple(masks_of(many, environ))
+    except DeviceError:  # the driver would refuse it, if there were devices
+        return tuple(masks_of(many, environ))
 
 
 def _through_torch(kind: str, environ: Mapping[str, str]) -> tuple[Device, ...]:

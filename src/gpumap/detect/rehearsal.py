@@ -8,6 +8,7 @@ from typing import cast
 
 from gpumap.errors import DeviceError
 from gpumap.mapping.devices import Node
+from gpumap.mapping.identity import tells
 from gpumap.mapping.launch import Launch
 from gpumap.mapping.visibility import visible
 
@@ -111,7 +112,8 @@ def _no_machine(path: Path, seen: str) -> DeviceError:
 
 
 def _refuse_a_uuid_twice(path: Path, node: Node) -> None:
-    uuids = [device.uuid for device in node.devices if device.uuid]
+    # Slices show their GPU's without NVML; a place holder tells nothing to begin with.
+    uuids = [d.uuid for d in node.devices if tells(d.uuid) and not d.mig]
     twice = [uuid for uuid in dict.fromkeys(uuids) if uuids.count(uuid) > 1]
     if twice:
         crowd = ", ".join(str(d) for d in node.devices if d.uuid == twice[0])

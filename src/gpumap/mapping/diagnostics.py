@@ -68,9 +68,10 @@ def _unlike(devices: Devices, pool: Devices, node: Node) -> str | None:
     slow = _slower(devices)
     if slow is None:
         return f"{waits} gpumap.measure() tells which is slow."
-    better = _as_many(devices, [d for d in pool if d.name != slow.name], node)
-    if not better:
-        better = worth_using(devices)
+    others = [d for d in worth_using(one_per_gpu(pool)) if d.name != slow.name]
+    better = _as_many(devices, others, node)
+    if not better or _slower(better):
+        better = list(dict.fromkeys(worth_using(devices)))
     instead = "" if len(better) == len(devices) else ", or give its ranks less to do"
     if slow in better:
         return f"{waits} The {slow.name} is the slower: give its ranks less to do."

@@ -5,7 +5,7 @@ import re
 from gpumap.mapping.base import FrozenModel
 from gpumap.mapping.devices import Device
 
-__all__ = ["Identity", "identity_of"]
+__all__ = ["Identity", "identity_of", "tells"]
 
 
 class Identity(FrozenModel):
@@ -46,7 +46,7 @@ def identity_of(
     if can_share and device.mig is not None and device.mig == device.pci_bus_id:
         return None  # without NVML slices of one GPU look alike
     whole = None if can_share else device.mig
-    own = whole or (device.uuid if _tells(device.uuid) else None)
+    own = whole or (device.uuid if tells(device.uuid) else None)
     if own or device.pci_bus_id:
         name = own or device.pci_bus_id or ""
         place = f"{device.pci_bus_id} {host}"
@@ -55,7 +55,7 @@ def identity_of(
     return Identity(name=f"{device.kind}:{number}", place=view) if view else None
 
 
-def _tells(uuid: str | None) -> bool:
+def tells(uuid: str | None) -> bool:
     """Tell whether a UUID is more than a place holder: hexadecimal, not all one digit.
 
     A slice of an old driver is named after its GPU: MIG-GPU-<UUID>/<GI>/<CI>.

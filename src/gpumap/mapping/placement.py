@@ -10,6 +10,9 @@ from gpumap.mapping.launch import Launch
 __all__ = ["Conflict", "Placement", "ranks_in_words", "shared_devices"]
 
 
+_MOST_NAMED = 20
+
+
 class Placement(FrozenModel):
     """One rank's device, and why it is that one.
 
@@ -65,6 +68,8 @@ def shared_devices(
 
 
 def ranks_in_words(ranks: Sequence[int]) -> str:
-    """Return "rank 1, rank 2 and rank 3"."""
-    *most, last = (f"rank {rank}" for rank in ranks)
+    """Return "rank 1, rank 2 and rank 3"; of many, the first and how many more."""
+    more = len(ranks) - _MOST_NAMED
+    named = [f"rank {rank}" for rank in ranks[:_MOST_NAMED]]
+    *most, last = [*named, f"{more} more"] if more > 0 else named
     return f"{', '.join(most)} and {last}"

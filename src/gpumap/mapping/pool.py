@@ -230,7 +230,6 @@ class Pool:
         if processes <= count:
             return
         names = ", ".join(map(str, self.devices))
-        rule = STRATEGIES[str(self.policy.strategy)]
         several = [self.devices[n % count].index for n in range(min(processes, 8))]
         share = (
             f"list one for each process, gpus={several}"
@@ -240,7 +239,8 @@ class Pool:
         raise PlacementError(
             f"{processes} processes on {self.node.hostname} have {count} "
             f"device{'s'[: count > 1]}: local rank {count} and up would have none.",
-            f'strategy "{self.policy.name}" gives {rule.words}; the pool is {names}.',
+            f'strategy "{self.policy.name}" gives {self.in_words}; '
+            f"the pool is {names}.",
             f"Start {count} on each node ({launch.command(count)}), or {share}."
             + _HOW_TO_SHARE * (not self.policy.oversubscribe),
             tuple(range(launch.world_size)[-processes:][:_MOST_RANKS])
@@ -332,7 +332,7 @@ def place(
 
 def can_share(backend: str) -> bool:
     """Tell whether a process group's backend lets two ranks use one device."""
-    return not any(name in backend for name in _ONE_RANK_A_DEVICE)
+    return not any(name in backend.lower() for name in _ONE_RANK_A_DEVICE)
 
 
 def _runs_on_cpu(policy: Policy, node: Node) -> bool:

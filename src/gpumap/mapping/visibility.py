@@ -110,7 +110,7 @@ def doubt(seen: Node, environ: Mapping[str, str]) -> str | None:
                 "quotes."
             )
         tiles = "." in text and name == "ZE_AFFINITY_MASK" and there
-        if there < len(entries) and not tiles:
+        if there < len(entries) and not tiles and place == 0:
             sliced = any(device.mig for device in seen.devices)
             return (
                 f"{name}={text!r} lists {len(entries)} "

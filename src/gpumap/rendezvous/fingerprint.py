@@ -19,6 +19,8 @@ _NOT_COMPARED = re.compile(
     r"RANK|VISIBLE_DEVICES|AFFINITY|MASK|^(_|PWD|OLDPWD|SHLVL|TMP|TEMP|TMPDIR)$"
     r"|DEBUG|LOG|TRACE|^(NCCL|GLOO|TORCH|CUDA|PYTHON|OMP|KMP|MKL|COVERAGE)"
     r"|KEY|TOKEN|SECRET|PASS|CREDENTIAL"
+    # The roll call compares it, and says what differs.
+    r"|^GPUMAP_REHEARSAL$"
 )
 # So that all of them fit into one short value.
 _MOST_VARIABLES, _LONGEST_NAME = 300, 48

@@ -20,7 +20,7 @@ class Member(FrozenModel):
         device: The device's name, for people.
         identity: What tells this device from all others; None where ranks may share.
         sight: Why it trains on the CPU, if it does.
-        scores: The scores that placed it, if any did.
+        scores: The scores that placed it, if any did, by the devices' own names.
         rehearsal: The machine pretended, if one is.
         hint: What this rank would change if its device turned out to be taken.
         pid_space: Where the process id counts.
@@ -32,7 +32,7 @@ class Member(FrozenModel):
     device: str
     identity: Identity | None = None
     sight: str = ""
-    scores: str = ""
+    scores: Mapping[str, float] = Field(default_factory=dict)
     rehearsal: str = ""
     hint: str = ""
     pid_space: str | None = None

@@ -33,7 +33,7 @@ def listen(host: str, port: int, launch: Launch) -> socket.socket | None:
         )[0]
     except OSError as error:
         raise _not_found(host, error) from None
-    if is_loopback(str(address[0])) and _others_come(host, launch):
+    if is_loopback(str(address[0])) and launch.several_nodes:
         log.warning(
             "MASTER_ADDR %s is loopback (%s) on rank 0's own host, where other nodes "
             "cannot come: the store listens on every interface. To have it on one, set "
@@ -71,14 +71,6 @@ def listen(host: str, port: int, launch: Launch) -> socket.socket | None:
             "Choose another MASTER_PORT.",
         ) from None
     return listener
-
-
-def _others_come(host: str, launch: Launch) -> bool:
-    """Tell whether ranks of other hosts are to reach an address that is loopback here.
-
-    Where the sizes do not say, localhost means what it says; another name need not.
-    """
-    return launch.several_nodes or not (launch.one_node or host in LOOPBACK.values())
 
 
 def _own_addresses(sentence: str) -> str:

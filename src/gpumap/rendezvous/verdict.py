@@ -23,6 +23,7 @@ __all__ = [
     "took_too_long",
 ]
 
+_MOST_SCORES = 8
 # So that three texts fit into one value.
 _MOST_CHARACTERS = 2000
 
@@ -70,11 +71,13 @@ def one_device(holder: Member, me: Member, name: str) -> Verdict:
     pair = tuple(sorted((holder.rank, me.rank)))
     seen = f"{holder} calls it {holder.device}; {me} calls it {me.device}."
     hint = me.hint
-    if holder.hostname == me.hostname and holder.scores != me.scores:
-        seen += (
-            f" Rank {holder.rank} scored {_short(holder.scores)}; "
-            f"rank {me.rank} scored {_short(me.scores)}."
+    changed = [name for name, x in me.scores.items() if holder.scores.get(name, x) != x]
+    if holder.hostname == me.hostname and changed:
+        scored = ", ".join(
+            f"{name} {holder.scores[name]:g} and {me.scores[name]:g}"
+            for name in changed[:_MOST_SCORES]
         )
+        seen += f" Rank {holder.rank} and rank {me.rank} scored {scored}."
         hint = (
             "The scores changed while the ranks looked: let them depend on what does "
             "not change, or work them out once, before the ranks start, and give all "

@@ -6,7 +6,7 @@ import os
 import socket
 import struct
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from gpumap.rendezvous.members import Member
 from gpumap.rendezvous.procfs import is_gone
@@ -32,8 +32,9 @@ def alone(me: Member) -> Generator[None, None, None]:
     shared = f"{os.getuid()} {me.pid_space} {os.getppid()} {me.identity}"
     # A name has 108 bytes.
     name = f"\0gpumap-{hashlib.sha256(shared.encode()).hexdigest()}"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+    with ExitStack() as stack:
         try:
+            listener = stack.enter_context(socket.socket(socket.AF_UNIX))
             listener.bind(name)
             listener.listen()
         except OSError:
@@ -56,11 +57,11 @@ def _say(other: int | None, me: Member) -> None:
 
 def _listener_at(name: str) -> int | None:
     """Return the process that listens there. Source: unix(7), SO_PEERCRED."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as one:
-        try:
+    try:
+        with socket.socket(socket.AF_UNIX) as one:
             one.settimeout(1.0)
             one.connect(name)
             found = one.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-        except OSError:
-            return None
+    except OSError:
+        return None
     return int(struct.unpack("3i", found)[0])

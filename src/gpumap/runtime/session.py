@@ -145,7 +145,7 @@ def life_of(
             refuse_without_a_rank(launch, options.environ)
         started = start_up(options, launch, check, adopted=adopted)
         _log_start(started.setup)
-        if launch.launcher == "single process":
+        if launch.world_size == 1:
             stack.enter_context(alone(started.me))
         group = ProcessGroup(started.setup, options, started.meeting)
         ending = _ending(options, started, group)

@@ -169,13 +169,17 @@ def _sight(setup: LocalSetup, options: SessionOptions) -> str:
 def _machine(setup: LocalSetup) -> str:
     """Return the machine pretended; a file by its whole path."""
     wanted = setup.rehearsal or ""
-    return str(Path(wanted).resolve()) if "/" in wanted else wanted
+    is_path = "/" in wanted or wanted.endswith(".json")
+    return str(Path(wanted).resolve()) if is_path else wanted
 
 
-def _scores(setup: LocalSetup) -> str:
-    """Return each device's score in words, where scores placed this rank."""
-    kinds = [device.kind for device in setup.node.devices]
-    return ", ".join(f"{kinds[n]}:{n} {x:g}" for n, x in setup.pool.scores.items())
+def _scores(setup: LocalSetup) -> dict[str, float]:
+    """Return each device's score by a name that no mask changes, where scores count."""
+    devices = setup.node.devices
+    return {
+        devices[n].uuid or devices[n].pci_bus_id or str(devices[n]): score
+        for n, score in setup.pool.scores.items()
+    }
 
 
 def _hint(setup: LocalSetup) -> str:
