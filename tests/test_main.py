@@ -360,3 +360,19 @@ def test_a_kind_that_no_torch_trains_on_is_told(
     assert main(["--machine", str(file)]) == code
     told = f"torch knows no process group backend for {kind!r} devices."
     assert (told in capsys.readouterr().out) == bool(code)
+
+
+def test_a_path_that_is_no_unicode_goes_to_json_too(
+    capsys: Shown, tmp_path: Path
+) -> None:
+    """What cannot be written is replaced."""
+    path = os.fsdecode(os.fsencode(tmp_path) + b"/a\xff.json")
+    Path(path).write_text(gpumap.machine("t4x4").model_dump_json())
+    assert main(["--machine", path, "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["placements"]) == 4
+
+
+def test_a_folder_is_no_file_to_save_to(capsys: Shown) -> None:
+    """Told, with exit code 1."""
+    assert main(["--machine", "t4x4", "--save", "."]) == 1
+    assert "nothing was saved: " in capsys.readouterr().out

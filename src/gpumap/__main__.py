@@ -1,9 +1,11 @@
 """`python -m gpumap`: show the launch, the node and the plan; change nothing."""
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import cast, get_args
 
@@ -69,7 +71,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report = _report(asked)
     if asked.save:
         report = _saved(report, Path(asked.save))
-    text = report.model_dump_json(indent=2) if asked.json else _in_words(report)
+    as_json = partial(json.dumps, indent=2, ensure_ascii=False)
+    text = as_json(report.model_dump()) if asked.json else _in_words(report)
     if failure := _not_printed(text):
         if sys.stderr is not None:
             sys.stderr.write(f"gpumap: nothing could be printed: {failure}\n")
@@ -211,19 +214,19 @@ def _saved(report: Report, path: Path) -> Report:
         return report.model_copy(
             update={"error": f"{report.error}\nnothing was saved: no node was read."}
         )
-    beside = path.with_name(f"{path.name}.part")
     try:
+        beside = path.with_name(f"{path.name}.part")
         beside.write_text(report.node.model_dump_json(indent=2) + "\n", "utf-8")
         beside.replace(path)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         return report.model_copy(update={"error": f"nothing was saved: {error}"})
     if report.mask is None:
         return report
-    partial = (
+    cut = (
         f"{path} holds what {report.mask[0]} leaves visible; unset it to save the "
         "whole machine."
     )
-    return report.model_copy(update={"warnings": (*report.warnings, partial)})
+    return report.model_copy(update={"warnings": (*report.warnings, cut)})
 
 
 def _unseen(node: Node) -> str | None:

@@ -283,3 +283,10 @@ def opens_alone(results: Any, group: str) -> None:
             results.put(s.world_size)
     except gpumap.LaunchError as error:
         results.put(error.happened + error.hint)
+
+
+def placed() -> str:
+    """Return the device that this rank is mapped to."""
+    with gpumap.session() as opened:
+        device = opened.placement.device
+        return f"{device.kind}:{device.index}"

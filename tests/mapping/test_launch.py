@@ -65,6 +65,10 @@ def test_a_launch_goes_to_json_and_back() -> None:
             "master_addr '127.0.0.1:29500' is not a host name or an address.",
         ),
         (
+            {"rank": 0, "world_size": 2, "master_addr": "train-0..svc"},
+            "master_addr 'train-0..svc' is no name that a name server can be asked.",
+        ),
+        (
             {"rank": 0, "world_size": 2, "master_addr": "fe80::1"},
             "master_addr fe80::1 counts on one link, and does not say on which.",
         ),
@@ -158,3 +162,15 @@ def test_what_is_missing_to_meet_is_named_at_once(
     )
     assert caught.value.hint.startswith(f"Set {' and '.join(missing)} to the same")
     assert caught.value.variables == missing
+
+
+def test_a_command_may_hold_braces_of_its_own() -> None:
+    """As a shell writes a variable."""
+    me = Launch(
+        launcher="mine",
+        rank=0,
+        world_size=6,
+        num_nodes=3,
+        start_command="x ${A} {n} {total}",
+    )
+    assert me.command(2) == "x ${A} 2 6"

@@ -217,7 +217,7 @@ def test_a_result_that_cannot_be_sent_is_told() -> None:
     [
         ({"nprocs": 0}, "nprocs=0 is not a number of processes."),
         ({"nprocs": True}, "nprocs=True is not a number of processes."),
-        ({"gpus": []}, "nprocs=0 is not a number of processes."),
+        ({"gpus": []}, "gpus=[] is not a list of devices."),
         ({"gpus": 2}, "gpus=2 is not a list of devices."),
         ({"gpus": "2,3"}, "gpus='2,3' is not a list of devices."),
         ({"nprocs": 1, "start_timeout": 0}, "start_timeout=0 is not a time."),
@@ -567,3 +567,19 @@ def test_a_function_of_a_notebook_is_spawned_from_a_real_kernel() -> None:
     NotebookClient(book, timeout=100, kernel_name="python3").execute()
     assert book.cells[1].outputs[0].data["text/plain"] == "[10, 11]"
     assert "caught batch" in book.cells[2].outputs[-1].text
+
+
+def test_the_pool_of_the_environment_is_spawns_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """GPUMAP_GPUS names it for a script that names none; as many ranks as devices."""
+    monkeypatch.setenv("GPUMAP_REHEARSAL", "t4x4")
+    monkeypatch.setenv("GPUMAP_GPUS", "2,3")
+    assert gpumap.spawn(spawnjobs.placed) == ["cuda:2", "cuda:3"]
+
+
+@pytest.mark.parametrize("gpus", [[], [""], ["2,3"], [[1, 2]], "2"])
+def test_what_is_no_list_of_devices_starts_no_process(gpus: Any) -> None:
+    """Each entry is one device."""
+    with pytest.raises(gpumap.DeviceError):
+        gpumap.spawn(spawnjobs.placed, gpus=gpus)

@@ -69,7 +69,9 @@ class Draft:
             self.fill(master_port=port_of_name(self.job_id))
         self.devices_bound = self.devices_bound or self.has_own_devices()
         if self.world_size == 1:
-            self.fill(local_rank=0, local_world_size=1)
+            self.fill(local_world_size=1)
+        if self.local_world_size == 1:
+            self.fill(local_rank=0)
         if self.local_world_size == self.world_size:
             self.fill(node_rank=0, num_nodes=1)
         told = {x.name: getattr(self, x.name) for x in fields(self) if x.name != "env"}

@@ -8,7 +8,7 @@ from typing import Protocol, SupportsIndex, cast
 from gpumap.errors import DeviceError
 from gpumap.mapping.devices import Device, Node
 
-__all__ = ["DeviceRef", "refs_of", "resolve", "resolve_all"]
+__all__ = ["DeviceRef", "plain", "refs_of", "resolve", "resolve_all"]
 
 
 class TorchDevice(Protocol):
@@ -69,16 +69,16 @@ def resolve_all(refs: Iterable[DeviceRef], node: Node) -> tuple[Device, ...]:
     Raises:
         DeviceError: A reference names none, or several; all such are listed at once.
     """
-    plain = [_plain(ref) for ref in refs]
-    found = {ref: _matches(ref, node) for ref in plain}
-    missing = [ref for ref in plain if not found[ref]]
+    named = [plain(ref) for ref in refs]
+    found = {ref: _matches(ref, node) for ref in named}
+    missing = [ref for ref in named if not found[ref]]
     if missing:
         raise DeviceError(
             f"there is no device {_list(missing)} on {node.hostname}.",
             node.visible,
-            _what_to_write(plain, node),
+            _what_to_write(named, node),
         )
-    for ref in plain:
+    for ref in named:
         if len(found[ref]) > 1:
             raise DeviceError(
                 f"{ref!r} names {len(found[ref])} devices on {node.hostname}.",
@@ -87,10 +87,10 @@ def resolve_all(refs: Iterable[DeviceRef], node: Node) -> tuple[Device, ...]:
                 if found[ref][0].mig
                 else "Write more of the UUID.",
             )
-    return tuple(found[ref][0] for ref in plain)
+    return tuple(found[ref][0] for ref in named)
 
 
-def _plain(ref: object) -> Plain:
+def plain(ref: object) -> Plain:
     """Return a reference as an int or a str, whatever library's number it is.
 
     Raises:

@@ -83,7 +83,8 @@ class Launch(FrozenModel):
     def command(self, processes: int) -> str:
         """Return the command that starts so many processes on each node."""
         pattern = self.start_command or "torchrun --nproc-per-node {n}"
-        return pattern.format(n=processes, total=processes * (self.num_nodes or 1))
+        total = processes * (self.num_nodes or 1)
+        return pattern.replace("{n}", str(processes)).replace("{total}", str(total))
 
     @model_validator(mode="before")
     @classmethod
@@ -172,6 +173,13 @@ class Launch(FrozenModel):
                 "Write the host alone (n1, 10.0.0.1, ::1); the port has its own "
                 "variable, MASTER_PORT.",
             )
+        if address is not None and ":" not in address and not _can_be_asked(address):
+            raise LaunchError(
+                f"master_addr {address!r} is no name that a name server can be asked.",
+                f"{self.launcher}: master_addr={address!r}.",
+                "A name's parts have 1 to 63 characters each; a variable that was not "
+                "set leaves an empty one.",
+            )
         if (address or "").lower().startswith("fe80:") and "%" not in (address or ""):
             raise LaunchError(
                 f"master_addr {address} counts on one link, and does not say on which.",
@@ -179,6 +187,14 @@ class Launch(FrozenModel):
                 f"Write it with the interface, {address}%eth0 for instance, or choose "
                 "an address that is good beyond the link.",
             )
+
+
+def _can_be_asked(name: str) -> bool:
+    try:
+        name.encode("idna")
+    except UnicodeError:
+        return False
+    return True
 
 
 def store_address(launch: Launch) -> tuple[str, int]:

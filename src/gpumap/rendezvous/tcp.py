@@ -42,6 +42,13 @@ def listen(host: str, port: int, launch: Launch) -> socket.socket | None:
         )
         both = socket.has_dualstack_ipv6()
         family, address = (socket.AF_INET6 if both else socket.AF_INET), ("", port)
+    elif is_loopback(str(address[0])) and not launch.one_node and host not in LOOPBACK:
+        log.warning(
+            "MASTER_ADDR %s is loopback (%s) on rank 0's own host, where other nodes "
+            "cannot come. If there are any, set LOCAL_WORLD_SIZE, or NODE_RANK, or an "
+            "address of the host's%s",
+            *(launch.master_addr, address[0], _own_addresses(": {}")),
+        )
     listener = socket.socket(family, kind)
     if address[0] == "" and family == socket.AF_INET6:
         listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)

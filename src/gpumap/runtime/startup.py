@@ -216,6 +216,8 @@ def _identity(setup: LocalSetup) -> Identity | None:
         host = view = f"of node {0 if node is None else node}"
         if node is None and launch.local_world_size == 1:
             host = view = f"of rank {launch.rank}'s node"
+        elif node is None and launch.several_nodes:
+            host = view = None
     elif launch.devices_bound and device.physical_index is None:
         view = None
     return identity_of(device, host=host, view=view, can_share=setup.can_share)

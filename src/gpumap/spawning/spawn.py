@@ -16,7 +16,7 @@ from multiprocessing.process import BaseProcess
 from numbers import Integral
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -25,7 +25,7 @@ from gpumap.detect.launchers import detect_launch, launched
 from gpumap.detect.limits import files_of_spawn, refuse_few_files
 from gpumap.detect.rehearsal import REHEARSAL, rehearsed_node
 from gpumap.errors import DeviceError, LaunchError, SessionError
-from gpumap.mapping.device_refs import DeviceRef
+from gpumap.mapping.device_refs import DeviceRef, plain, refs_of
 from gpumap.mapping.policy import GPUS, name_of
 from gpumap.mapping.seconds import start_seconds
 from gpumap.rendezvous.messages import described
@@ -86,6 +86,7 @@ def spawn(
     _refuse_among_ranks()
     _refuse_other_arguments(function, args, kwargs)
     seconds = start_seconds("start_timeout", start_timeout, os.environ)
+    gpus = _pool(gpus)
     count = _count(gpus, nprocs)
     refuse_few_files("spawn()", files_of_spawn(count))
     payload, pickler = _packed((function, args, kwargs))
@@ -234,13 +235,30 @@ def _refuse_other_arguments(
         ) from None
 
 
-def _count(gpus: Sequence[DeviceRef] | None, nprocs: object) -> int:
-    if gpus is not None and (isinstance(gpus, str) or not isinstance(gpus, Sequence)):
+def _pool(gpus: Sequence[DeviceRef] | None) -> Sequence[DeviceRef] | None:
+    """Return the devices to use: those named here, or else by GPUMAP_GPUS."""
+    if gpus is None:
+        named = os.environ.get(GPUS)
+        return refs_of(named) if named else None
+    given = cast("object", gpus)
+    if isinstance(given, str) or not isinstance(given, Sequence) or not given:
         raise DeviceError(
             f"gpus={gpus!r} is not a list of devices.",
-            f"It is a {type(gpus).__name__}.",
+            f"It is a {type(gpus).__name__}{'' if gpus else ', and empty'}.",
             "Write a list, in the order of the ranks: gpus=[2, 3].",
         )
+    refs = [plain(ref) for ref in gpus]
+    for ref in refs:
+        if "," in str(ref):
+            raise DeviceError(
+                f"{ref!r} is several devices.",
+                f"gpus={gpus!r}.",
+                "List each by itself.",
+            )
+    return refs
+
+
+def _count(gpus: Sequence[DeviceRef] | None, nprocs: object) -> int:
     if nprocs is None:
         nprocs = _visible() if gpus is None else len(gpus)
     if isinstance(nprocs, bool) or not isinstance(nprocs, Integral) or nprocs < 1:
