@@ -29,6 +29,8 @@ CLOSE_GROUPS = 10.0
 # How long the store's host stays after an error, so that the others hear of it: in the
 # block, and at the end of its process; how often it looks whether they have.
 HOST_STAYS, HOST_STAYS_AT_EXIT, HOST_LOOKS = 1.0, 10.0, 0.2
+# How long a process that has closed its connections may take to be gone.
+PROCESS_GOES = 0.5
 # How often a rank looks at its own collectives, once another has come to its end; how
 # long its listener may take to stop.
 LOOK_AT_COLLECTIVES, LISTENER_STOPS = 0.5, 1.0

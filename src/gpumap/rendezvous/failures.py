@@ -1,12 +1,14 @@
 """The ways in which a session fails, in the words in which every rank hears of them."""
 
+import time
 from collections.abc import Sequence
 
 from gpumap.errors import GpumapError
 from gpumap.mapping.base import FrozenModel
 from gpumap.rendezvous.members import Member
 from gpumap.rendezvous.messages import described
-from gpumap.rendezvous.procfs import is_gone, state_of
+from gpumap.rendezvous.procfs import is_gone, is_halted, pid_space, state_of
+from gpumap.time_limits import PROCESS_GOES
 
 __all__ = [
     "Answer",
@@ -93,6 +95,7 @@ def host_lost(host: Member | None, keeper: str) -> Fault:
     """Return the fault of a store that does not answer."""
     if host is None:
         return Fault(text=f"{keeper} does not answer", hint="See what it says.")
+    _let_it_go(host)
     answers = "and" if is_gone(host.pid, host.pid_space) else "and does not answer:"
     return Fault(
         text=f"{host}, on {host.device}, hosts the store, {answers} {_state(host)}",
@@ -100,6 +103,17 @@ def host_lost(host: Member | None, keeper: str) -> Fault:
         "what it said last.",
         ranks=(host.rank,),
     )
+
+
+def _let_it_go(member: Member) -> None:
+    """Wait a moment for a process that has closed its files, and is ending."""
+    deadline = time.monotonic() + PROCESS_GOES
+    while (
+        member.pid_space == pid_space()
+        and not is_halted(member.pid, member.pid_space)
+        and time.monotonic() < deadline
+    ):
+        time.sleep(0.02)
 
 
 def uneven(ended: Member, theirs: Answer, stuck: Member, mine: Answer) -> Fault:
