@@ -5,7 +5,6 @@ import json
 import os
 import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import cast, get_args
 
@@ -71,8 +70,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report = _report(asked)
     if asked.save:
         report = _saved(report, Path(asked.save))
-    as_json = partial(json.dumps, indent=2, ensure_ascii=False)
-    text = as_json(report.model_dump()) if asked.json else _in_words(report)
+    if asked.json:
+        text = json.dumps(report.model_dump(), indent=2, ensure_ascii=False)
+    else:
+        text = _in_words(report)
     if failure := _not_printed(text):
         if sys.stderr is not None:
             sys.stderr.write(f"gpumap: nothing could be printed: {failure}\n")
@@ -197,7 +198,7 @@ def _on_node(
     if mine.device.kind not in _TORCHS_KINDS:
         from gpumap.runtime.local_setup import default_backend  # noqa: PLC0415 - slow
 
-        default_backend(mine.device.kind, "a machine")
+        default_backend(mine.device.kind, rehearsed=True)
     pool.refuse_conflicts(launch, backend)
     if launch.local_rank:
         placements = [mine]

@@ -5,9 +5,8 @@ import os
 import socket
 from collections.abc import Collection, Mapping
 
-from gpumap.detect.launchers import detect_launch
 from gpumap.detect.nvml import nvml_node
-from gpumap.detect.rehearsal import REHEARSAL, rehearsed_node, rehearsed_nodes
+from gpumap.detect.rehearsal import REHEARSAL, rehearsed_node
 from gpumap.errors import DeviceError
 from gpumap.mapping.devices import Device, Node
 from gpumap.mapping.launch import Launch
@@ -55,10 +54,7 @@ def detect_node(
     variables = os.environ if environ is None else environ
     wanted = variables.get(REHEARSAL)
     if wanted and kind != "cpu":
-        nodes = rehearsed_nodes(wanted, variables)
-        if len(nodes) > 1:
-            launch = launch or detect_launch(variables)
-        node = nodes[0] if launch is None else rehearsed_node(wanted, launch, variables)
+        node = rehearsed_node(wanted, launch, variables)
         kinds = {device.kind for device in node.devices}
         if kind not in ("auto", *kinds):
             raise DeviceError(

@@ -6,13 +6,20 @@ from importlib.resources import files
 from pathlib import Path
 from typing import cast
 
+from gpumap.detect.launchers import detect_launch
 from gpumap.errors import DeviceError
 from gpumap.mapping.devices import Node
 from gpumap.mapping.identity import tells
 from gpumap.mapping.launch import Launch
 from gpumap.mapping.visibility import visible
 
-__all__ = ["REHEARSAL", "machine", "rehearsed_node", "rehearsed_nodes"]
+__all__ = [
+    "REHEARSAL",
+    "machine",
+    "names_a_file",
+    "rehearsed_node",
+    "rehearsed_nodes",
+]
 
 REHEARSAL = "GPUMAP_REHEARSAL"
 """The environment variable that names the machine to pretend."""
@@ -43,11 +50,19 @@ def machine(name: str) -> Node:
     return Node.model_validate_json((_MACHINES / f"{name}.json").read_bytes())
 
 
-def rehearsed_node(wanted: str, launch: Launch, environ: Mapping[str, str]) -> Node:
+def names_a_file(wanted: str) -> bool:
+    """Tell whether a machine to pretend is described by a file."""
+    return "/" in wanted or wanted.endswith(".json")
+
+
+def rehearsed_node(
+    wanted: str, launch: Launch | None, environ: Mapping[str, str]
+) -> Node:
     """Return the machine to pretend, as this process would see it under its mask.
 
     wanted is a machine's name, or the path of a JSON file with one Node or a list of
-    them, of which the launch's node_rank picks one.
+    them, of which the launch's node_rank picks one; without a launch, that of the
+    environment, where there are several.
 
     Raises:
         DeviceError: There is no such machine, or the file describes none.
@@ -55,6 +70,10 @@ def rehearsed_node(wanted: str, launch: Launch, environ: Mapping[str, str]) -> N
     found = _described(wanted)
     if isinstance(found, Node):
         return visible(found, environ)
+    if launch is None:
+        if len(found) == 1:
+            return visible(found[0], environ)
+        launch = detect_launch(environ)
     place = launch.node_rank if launch.node_rank is not None or len(found) > 1 else 0
     if place is None or place >= len(found):
         raise DeviceError(
@@ -78,7 +97,7 @@ def rehearsed_nodes(wanted: str, environ: Mapping[str, str]) -> list[Node]:
 
 def _described(wanted: str) -> Node | list[Node]:
     """Return the machine of that name, or what the file of that name describes."""
-    if "/" not in wanted and not wanted.endswith(".json"):
+    if not names_a_file(wanted):
         return machine(wanted)
     path = Path(wanted)
     found = _content(path)

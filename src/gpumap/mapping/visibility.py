@@ -121,9 +121,7 @@ def doubt(seen: Node, environ: Mapping[str, str]) -> str | None:
                     if sliced
                     else "look for an entry that names no device, or one again."
                 )
-                + "".join(
-                    f" It counts within {n}={x!r}." for n, x in masks[place + 1 :]
-                )
+                + "".join(f" It counts within {n}={x!r}." for n, x in masks[1:])
                 + _container(environ)
             )
     return None

@@ -67,14 +67,11 @@ class GlooConnections:
 
 def shut_down_to(addresses: Container[str], port: int, but: Container[int]) -> None:
     """End this process's connections to a port, all but those of some descriptors."""
-    for file, link in _links().items():
-        if file in but or not link.startswith("socket:"):
-            continue
-        with suppress(OSError), _borrowed(file, link) as found:
-            if found.family in _TCP:
-                host, far, *_ = found.getpeername()
-                if far == port and host.removeprefix("::ffff:") in addresses:
-                    found.shutdown(socket.SHUT_RDWR)
+    for file, found in _tcp_sockets():
+        with suppress(OSError):
+            host, far, *_ = found.getpeername()
+            if file not in but and far == port and _v4(host) in addresses:
+                found.shutdown(socket.SHUT_RDWR)
 
 
 def own_address_at(port: int) -> str | None:
@@ -82,16 +79,27 @@ def own_address_at(port: int) -> str | None:
 
     None where there is none but from this host to itself.
     """
-    for file, link in _links().items():
-        if not link.startswith("socket:"):
-            continue
-        with suppress(OSError), _borrowed(file, link) as found:
-            if found.family in _TCP:
-                ends = (found.getsockname()[:2], found.getpeername()[:2])
-                (near, _), (far, _) = ends
-                if port in (ends[0][1], ends[1][1]) and near != far:
-                    return str(near).removeprefix("::ffff:")
+    for _, found in _tcp_sockets():
+        with suppress(OSError):
+            near, here, *_ = found.getsockname()
+            far, there, *_ = found.getpeername()
+            if port in (here, there) and near != far:
+                return _v4(near)
     return None
+
+
+def _tcp_sockets() -> Generator[tuple[int, socket.socket], None, None]:
+    """Yield this process's TCP sockets, whoever opened them."""
+    for file, link in _links().items():
+        if link.startswith("socket:"):
+            with suppress(OSError), _borrowed(file, link) as found:
+                if found.family in _TCP:
+                    yield file, found
+
+
+def _v4(address: str) -> str:
+    """Return an address as it is written without its IPv6 form."""
+    return address.removeprefix("::ffff:")
 
 
 def _shut_down(file: int, link: str) -> None:

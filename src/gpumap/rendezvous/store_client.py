@@ -110,24 +110,18 @@ class Client:
 
     @contextmanager
     def _request(self, number: int, *fields: bytes) -> Generator[None, None, None]:
-        try:
+        with self._closed_on_errors():
             if self._socket is None:
                 self._connect()
             self._send(bytes([number]) + b"".join(fields))
             yield
-        except OSError as error:
-            self.close()
-            raise self._lost(error) from None
-        except BaseException:
-            self.close()
-            raise
 
     def _connect(self) -> None:
         if os.getpid() != self._pid:
             message = "this process was forked from the one that was connected"
             raise ConnectionError(message)
         self._socket = socket.create_connection(self._address, self.seconds)
-        try:
+        with self._closed_on_errors():
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for name, value in _KEEP_ALIVE.items():
@@ -135,6 +129,11 @@ class Client:
                     self._socket.setsockopt(socket.IPPROTO_TCP, option, value)
             self._send(struct.pack("=BI", _VALIDATE, _MAGIC) + _ping())
             self._check_ping()
+
+    @contextmanager
+    def _closed_on_errors(self) -> Generator[None, None, None]:
+        try:
+            yield
         except OSError as error:
             self.close()
             raise self._lost(error) from None

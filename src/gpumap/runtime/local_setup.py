@@ -175,7 +175,9 @@ def prepare(options: SessionOptions, launch: Launch) -> LocalSetup:
         launch = launched_on(node, launch, options.environ)
     pool = Pool.of(policy, node, launch)
     placement = pool.place(launch)
-    backend = options.backend or default_backend(placement.device.kind, rehearsal)
+    backend = options.backend or default_backend(
+        placement.device.kind, rehearsed=rehearsal is not None
+    )
     pool.refuse_conflicts(launch, backend)
     if (launch.local_rank or 0) == 0:
         if idle := pool.idle(launch):
@@ -289,7 +291,7 @@ def _refuse_a_missing_backend(backend: str) -> None:
         )
 
 
-def default_backend(kind: str, rehearsal: str | None) -> str:
+def default_backend(kind: str, *, rehearsed: bool) -> str:
     """Return the backend for a kind of device, in a rehearsal also of another torch.
 
     Raises:
@@ -298,7 +300,7 @@ def default_backend(kind: str, rehearsal: str | None) -> str:
     try:
         return str(dist.get_default_backend_for_device(kind))
     except (ValueError, RuntimeError):  # one it cannot use, one it does not know
-        if rehearsal and kind in _BACKENDS:
+        if rehearsed and kind in _BACKENDS:
             return _BACKENDS[kind]
         raise DeviceError(
             f"torch knows no process group backend for {kind!r} devices.",

@@ -7,6 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpumap.detect.rehearsal import names_a_file
 from gpumap.detect.slurm import at_a_terminal
 from gpumap.errors import RollCallError
 from gpumap.mapping.identity import Identity, identity_of
@@ -169,8 +170,7 @@ def _sight(setup: LocalSetup, options: SessionOptions) -> str:
 def _machine(setup: LocalSetup) -> str:
     """Return the machine pretended; a file by its whole path."""
     wanted = setup.rehearsal or ""
-    is_path = "/" in wanted or wanted.endswith(".json")
-    return str(Path(wanted).resolve()) if is_path else wanted
+    return str(Path(wanted).resolve()) if names_a_file(wanted) else wanted
 
 
 def _scores(setup: LocalSetup) -> dict[str, float]:
