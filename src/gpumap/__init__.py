@@ -9,6 +9,8 @@ They are all that is public; modules and what else they hold may change at any t
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from gpumap.loading import without_collection
+
 if TYPE_CHECKING:
     from gpumap.detect.hardware import detect_node as detect_node
     from gpumap.detect.launchers import detect_launch as detect_launch
@@ -77,7 +79,8 @@ else:  # what checkers do not read, so that they find a name that does not exist
         if name not in _HOME:
             message = f"module {__name__!r} has no attribute {name!r}"
             raise AttributeError(message)
-        value = getattr(import_module(f"gpumap.{_HOME[name]}"), name)
+        with without_collection():
+            value = getattr(import_module(f"gpumap.{_HOME[name]}"), name)
         globals()[name] = value
         return value
 

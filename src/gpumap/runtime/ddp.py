@@ -1,6 +1,7 @@
 """ddp_session: a session around one model, wrapped in DistributedDataParallel."""
 
 from datetime import timedelta
+from importlib import import_module
 from typing import NoReturn
 
 from torch import nn
@@ -8,6 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import Unpack
 
 from gpumap.errors import SessionError
+from gpumap.loading import without_collection
 from gpumap.mapping.devices import Node
 from gpumap.mapping.launch import Launch
 from gpumap.mapping.policy import Gpus, Scores, Strategy
@@ -144,6 +146,8 @@ def _wrap(
 ) -> DistributedDataParallel:
     device = session.device
     on_cpu = device.type == "cpu"
+    with without_collection():
+        import_module("torch._dynamo")  # a second and more; DDP would do it at once
     return DistributedDataParallel(
         model.to(device), device_ids=None if on_cpu else [device.index], **ddp
     )
