@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from gpumap.mapping.identity import Identity
 from gpumap.rendezvous.members import Member, Terms
+from gpumap.rendezvous.peers import Peers
 from gpumap.rendezvous.roll_call import roll_call
 from gpumap.rendezvous.session_store import SessionStore
 from gpumap.rendezvous.store_client import Client
@@ -39,7 +40,7 @@ def roll_call_seconds(world_size: int) -> float:
 
 def _answer(rank: int, port: int, world_size: int, start: threading.Barrier) -> None:
     client = Client("127.0.0.1", port, _PATIENCE)
-    board = SessionStore(client, "gpumap/0/1")
+    store = SessionStore(client, "gpumap/0/1")
     device = f"cuda:{rank}"
     me = Member(
         rank=rank,
@@ -57,7 +58,7 @@ def _answer(rank: int, port: int, world_size: int, start: threading.Barrier) -> 
         strategy="local_rank",
     )
     start.wait(_PATIENCE)
-    roll_call(board, me, terms, _PATIENCE, hosted=False)
+    roll_call(Peers(store, me, world_size), terms, _PATIENCE)
     client.close()
 
 

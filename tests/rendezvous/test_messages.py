@@ -93,12 +93,12 @@ def test_every_signal_has_a_name() -> None:
 
 def test_nothing_that_another_process_wrote_commands_a_terminal() -> None:
     """ESC, CSI in one byte, NUL, a bell, and a mark that turns the direction."""
-    board = SessionStore(TorchKeys(dist.HashStore()), "x/")
+    store = SessionStore(TorchKeys(dist.HashStore()), "x/")
     kept = Fault(text="学習\u3000実験\u00a0\u200d.py")
-    board.write("kept", kept)
-    assert board.read("kept", Fault) == kept
+    store.write("kept", kept)
+    assert store.read("kept", Fault) == kept
     fault = Fault(text="a\x1b[2J\x9b1m\0\a\u202eb\nc\td é", hint="\x7f", ranks=(1,))
-    board.write("outcome", fault)
-    assert board.read("outcome", Fault) == Fault(
+    store.write("outcome", fault)
+    assert store.read("outcome", Fault) == Fault(
         text="a\\x1b[2J\\x9b1m\\x00\\x07\\u202eb\nc\td é", hint="\\x7f", ranks=(1,)
     )

@@ -15,6 +15,7 @@ import torch.distributed as dist
 import gpumap
 from gpumap.errors import RollCallError
 from gpumap.rendezvous.members import Member, Terms
+from gpumap.rendezvous.peers import Peers
 from gpumap.rendezvous.roll_call import roll_call
 from gpumap.rendezvous.session_store import SessionStore, TorchKeys
 from helpers.environments import clean_environment, rank_environment
@@ -361,12 +362,12 @@ def test_the_shell_of_a_terminals_step_is_told_in_the_first_seconds() -> None:
 
 
 def keys_of(prefix: str, members: Iterable[Member]) -> SessionStore:
-    """Return a board on which these ranks have claimed their places."""
-    board = SessionStore(TorchKeys(dist.HashStore()), prefix)
+    """Return a store on which these ranks have claimed their places."""
+    store = SessionStore(TorchKeys(dist.HashStore()), prefix)
     for member in members:
-        board.claim(f"rank/{member.rank}", member)
-        board.count("present")
-    return board
+        store.claim(f"rank/{member.rank}", member)
+        store.count("present")
+    return store
 
 
 @pytest.mark.parametrize("asking", [2.0, 0.0])
@@ -380,9 +381,9 @@ def test_of_a_large_world_the_missing_are_counted(
         for n in range(20_000)
         if n not in (7, 8, 19_999)
     ]
-    board = keys_of("large", here[1:])
+    store = keys_of("large", here[1:])
     with pytest.raises(RollCallError) as caught:
-        roll_call(board, here[0], LARGE, 0.1, hosted=False)
+        roll_call(Peers(store, here[0], LARGE.world_size), LARGE, 0.1)
     who = "ranks 7, 8, 19999" if asking else "3 ranks"
     assert caught.value.happened == f"{who} of 20000 did not come within 0.1 s."
     assert caught.value.ranks == ((7, 8, 19_999) if asking else ())

@@ -30,15 +30,15 @@ class Entry(FrozenModel):
 class Journal:
     """The entries of one session, in the order in which they were written."""
 
-    def __init__(self, board: SessionStore) -> None:
-        """Write to this board."""
-        self._board = board
+    def __init__(self, store: SessionStore) -> None:
+        """Write to this store."""
+        self._store = store
 
     def append(self, entry: Entry) -> Entry:
         """Write an entry, unless there is one of its kind; return which there is."""
         number = 1
         while True:
-            held = self._board.claim(keys.news(number), entry)
+            held = self._store.claim(keys.news(number), entry)
             if held == entry or held.kind == entry.kind:
                 return held
             number += 1
@@ -46,8 +46,8 @@ class Journal:
     def find(self, kind: str) -> Entry | None:
         """Return the entry of a kind, if it was written."""
         number = 1
-        while self._board.has(keys.news(number)):
-            entry = self._board.read(keys.news(number), Entry)
+        while self._store.has(keys.news(number)):
+            entry = self._store.read(keys.news(number), Entry)
             if entry.kind == kind:
                 return entry
             number += 1

@@ -33,7 +33,13 @@ Each rank makes the same few requests, whatever the world size.
 Outside of any session, "gpumap/owner" says who hosts the store.
 """
 
+from collections.abc import Callable
+from typing import TypeAlias
+
 from gpumap.mapping.identity import Identity
+
+OfRank: TypeAlias = Callable[[int], str]
+"""A function below that returns a rank's key of some kind."""
 
 TERMS, MODEL, SPEAKER = "terms", "model", "speaker"
 PRESENT, VERDICT, SETTLING = "present", "verdict", "settling"

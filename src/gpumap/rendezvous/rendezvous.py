@@ -39,7 +39,7 @@ class _Opened:
         address: Where it is.
         keeper: Who hosts it, in words.
         server: The store itself, where this process hosts it.
-        rank_0s: Whether rank 0 hosts it.
+        host: The rank that hosts it; None where none does.
         sessions: How many sessions of this process used it.
         cut: Whether torch's client has lost its connection.
     """
@@ -48,7 +48,7 @@ class _Opened:
     address: tuple[str, int]
     keeper: str
     server: dist.TCPStore | None = None
-    rank_0s: bool = False
+    host: int | None = None
     sessions: int = 0
     cut: bool = False
 
@@ -60,20 +60,18 @@ class Rendezvous:
     Attributes:
         store: The store, under this session's prefix, for torch.
         prefix: What the session's keys begin with.
-        hosted: Whether this process hosts it, and so must leave last.
         keeper: Who hosts it, in words.
-        rank_0s: Whether rank 0 does.
+        host: The rank that does; None where none does.
         address: Where it is; None where it is not reached over TCP.
     """
 
     store: dist.Store
     prefix: str
-    hosted: bool
     keeper: str
-    rank_0s: bool = False
+    host: int | None = None
     address: tuple[str, int] | None = None
 
-    def board(self, patience: float) -> SessionStore:
+    def connect(self, patience: float) -> SessionStore:
         """Return the session's keys, on a connection of their own.
 
         patience is how many seconds the store may take for an answer, 20 at most.
@@ -118,7 +116,7 @@ def meet(launch: Launch, seconds: float, environ: Mapping[str, str]) -> Rendezvo
         SessionError: Another program has the port.
     """
     if launch.world_size == 1:
-        return Rendezvous(dist.HashStore(), "", hosted=False, keeper="this process")
+        return Rendezvous(dist.HashStore(), "", keeper="this process")
     key = store_address(launch)
     if key not in _opened:
         _opened[key] = _open(launch, *key, seconds, environ)
@@ -132,9 +130,8 @@ def meet(launch: Launch, seconds: float, environ: Mapping[str, str]) -> Rendezvo
     return Rendezvous(
         dist.PrefixStore(prefix, opened.store),
         prefix,
-        hosted=opened.server is not None,
         keeper=opened.keeper,
-        rank_0s=opened.rank_0s,
+        host=opened.host,
         address=opened.address,
     )
 
@@ -148,14 +145,13 @@ def meet_in_group() -> Rendezvous:
     while isinstance(store, dist.PrefixStore):
         store = store.underlying_store
     if not isinstance(store, dist.TCPStore):
-        return Rendezvous(own, "", hosted=False, keeper=keeper)
+        return Rendezvous(own, "", keeper=keeper)
     # What the group's keys begin with, torch does not tell; a name that all agree on
     # stands for it.
     name = own.compare_set("name", "", secrets.token_hex(8)).decode()
     return Rendezvous(
         own,
         f"gpumap/{name}",
-        hosted=False,
         keeper=keeper,
         address=(store.host, store.port),
     )
@@ -193,11 +189,11 @@ def _open(
         )
         with closing(Client(host, port, min(seconds, ANY_ANSWER))) as client:
             SessionStore(client, "gpumap").write("owner", origin)
-        return _Opened(server, (host, port), "this process", server, rank_0s=True)
+        return _Opened(server, (host, port), "this process", server, host=0)
     with closing(connect(host, port, seconds, tells=tells)) as client:
         owner = _owner(client, origin, host, port, seconds)
     keeper = f"{owner}, which hosts the store,"
-    return _Opened(_torchs(host, port, seconds), (host, port), keeper, rank_0s=True)
+    return _Opened(_torchs(host, port, seconds), (host, port), keeper, host=0)
 
 
 def _torchs(host: str, port: int, seconds: float) -> dist.TCPStore:

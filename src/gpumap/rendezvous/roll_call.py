@@ -3,15 +3,15 @@
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 
 from gpumap.errors import RollCallError
 from gpumap.rendezvous import keys
 from gpumap.rendezvous.members import Member, Signed, Stranger, Terms, named
 from gpumap.rendezvous.messages import Reminder
 from gpumap.rendezvous.model_digest import Model, difference, model_of
+from gpumap.rendezvous.peers import Peers
 from gpumap.rendezvous.procfs import is_gone, is_halted
-from gpumap.rendezvous.session_store import SessionStore
 from gpumap.rendezvous.verdict import (
     Verdict,
     cannot_start,
@@ -26,7 +26,7 @@ from gpumap.rendezvous.verdict import (
 )
 from gpumap.time_limits import ASK_EACH_RANK, HOST_STAYS_AT_START, VERDICT_IS_WRITTEN
 
-__all__ = ["answer", "roll_call"]
+__all__ = ["roll_call", "withdraw"]
 
 log = logging.getLogger(__name__)
 
@@ -34,25 +34,26 @@ _MOST_NAMED = 20
 
 
 def roll_call(
-    board: SessionStore,
-    me: Member,
+    peers: Peers,
     terms: Terms,
     seconds: float,
     *,
-    hosted: bool,
     rows: Sequence[str] = (),
-    neighbours: Iterable[int] = (),
-    elsewhere: bool = False,
     node: int | None = None,
     remark: str = "",
 ) -> None:
     """Return once every rank is there, each with its own rank and its own device.
 
-    rows are the model's, where there is one; neighbours are the ranks of this node,
-    whose processes this one looks after while it waits. Where no rank hosts the store,
-    it is elsewhere, and the first rank to wait long says who is awaited. node is this
-    rank's, where its number is known. remark is why ranks may be missing, where this
-    one has an idea.
+    While this rank waits it looks after the processes of its node. The store's host
+    says now and then who is awaited; where no rank hosts it, the first to wait long.
+
+    Args:
+        peers: The ranks to wait for.
+        terms: What all must have in common.
+        seconds: How long to wait.
+        rows: What the model consists of, where there is one.
+        node: This rank's node, where its number is known.
+        remark: Why ranks may be missing, where this one has an idea.
 
     Raises:
         RollCallError: A rank or a device is claimed twice, ranks disagree on the terms,
@@ -60,137 +61,118 @@ def roll_call(
             passed. Every rank that is there raises the same.
     """
     deadline = time.monotonic() + seconds
-    wrong = _wrong(board, me, terms, rows, node)
-    if wrong is not None and board.claim(keys.VERDICT, wrong).error is None:
+    store = peers.store
+    wrong = _wrong(peers, terms, rows, node)
+    if wrong is not None and store.claim(keys.VERDICT, wrong).error is None:
         # The others have started without this process: it was one too many.
         raise RollCallError(wrong.happened, wrong.seen, wrong.hint, wrong.ranks)
-    if wrong is None and board.count(keys.PRESENT) == terms.world_size:
-        board.claim(keys.VERDICT, Verdict())
-
-    def tells() -> bool:
-        return hosted or (elsewhere and board.claim(keys.SPEAKER, me) == me)
-
-    watch = _Watch(
-        board, me, terms.world_size, deadline, neighbours, tells=tells, remark=remark
-    )
+    if wrong is None and store.count(keys.PRESENT) == peers.world_size:
+        store.claim(keys.VERDICT, Verdict())
+    watch = _Watch(peers, deadline, remark)
     left = max(deadline - time.monotonic(), 0.0)
-    verdict = board.wait(keys.VERDICT, Verdict, left, watch.look)
+    verdict = store.wait(keys.VERDICT, Verdict, left, watch.look)
     if verdict is None:
-        verdict = _settle(board, me, terms.world_size, seconds, remark)
+        verdict = _settle(peers, seconds, remark)
     if verdict.error is not None:
-        others = terms.world_size - 1 - verdict.absent
-        stay = deadline - time.monotonic()
-        _let_others_hear(board, others, stay, hosted=hosted)
+        others = peers.world_size - 1 - verdict.absent
+        _let_others_hear(peers, others, deadline - time.monotonic())
         raise verdict.error
 
 
-def answer(
-    board: SessionStore,
-    rank: int,
-    world_size: int,
-    error: BaseException,
-    seconds: float,
-    *,
-    hosted: bool,
-) -> None:
+def withdraw(peers: Peers, error: BaseException, seconds: float) -> None:
     """Tell the others that this rank cannot start, so that nobody waits for it."""
-    board.claim(keys.VERDICT, cannot_start(rank, error))
-    _let_others_hear(board, world_size - 1, seconds, hosted=hosted)
+    peers.store.claim(keys.VERDICT, cannot_start(peers.me, error))
+    _let_others_hear(peers, peers.world_size - 1, seconds)
 
 
 def _wrong(
-    board: SessionStore, me: Member, terms: Terms, rows: Sequence[str], node: int | None
+    peers: Peers, terms: Terms, rows: Sequence[str], node: int | None
 ) -> Verdict | None:
     """Claim this rank and its device; return what stands against it."""
-    holder = board.claim(keys.rank(me.rank), me)
+    store, me = peers.store, peers.me
+    holder = store.claim(keys.rank(me.rank), me)
     if holder != me:
         return claimed_twice(holder, me)
-    first = board.claim(keys.TERMS, Signed(member=me, terms=terms))
+    first = store.claim(keys.TERMS, Signed(member=me, terms=terms))
     if first.member == me and rows:
-        board.write(keys.MODEL, model_of(rows))
+        store.write(keys.MODEL, model_of(rows))
     if names := terms.different(first.terms):
         return disagreement(first, me, terms, names[0])
     if first.terms.model != terms.model:
-        model = board.wait(keys.MODEL, Model, VERDICT_IS_WRITTEN)
+        model = store.wait(keys.MODEL, Model, VERDICT_IS_WRITTEN)
         parts = ("another", "another") if model is None else difference(model, rows)
         return models_differ(first.member, me, parts)
     if me.rehearsal and node is not None:
-        other = board.claim(keys.rehearsal(node), me)
+        other = store.claim(keys.rehearsal(node), me)
         if other.rehearsal != me.rehearsal:
             return machines_differ(other, me)
     if me.identity is None:
         return None
-    holder = board.claim(keys.device(me.identity), me)
+    holder = store.claim(keys.device(me.identity), me)
     return None if holder == me else one_device(holder, me, me.identity.name)
 
 
 class _Watch:
     """What a rank that waits for the verdict looks after meanwhile."""
 
-    def __init__(
-        self,
-        board: SessionStore,
-        me: Member,
-        world_size: int,
-        deadline: float,
-        neighbours: Iterable[int],
-        *,
-        tells: Callable[[], bool],
-        remark: str,
-    ) -> None:
-        self._board = board
-        self._world_size = world_size
+    def __init__(self, peers: Peers, deadline: float, remark: str) -> None:
+        self._peers = peers
         self._deadline = deadline
-        self._unseen = deque(rank for rank in neighbours if rank != me.rank)
+        self._unseen = deque(rank for rank in peers.here if rank != peers.me.rank)
         self._seen: list[Member] = []
-        self._tells = tells
         self._remark = remark
         self._reminder = Reminder()
 
     def look(self) -> None:
         """Tell all of a neighbour that has gone; say now and then who is awaited."""
         # Not all at once: a wait asks the store a few times a second at most.
-        if self._unseen and self._board.has(keys.rank(self._unseen[0])):
-            key = keys.rank(self._unseen.popleft())
-            self._seen.append(self._board.read(key, Member))
+        store = self._peers.store
+        if self._unseen and store.has(keys.rank(self._unseen[0])):
+            self._seen.append(self._peers.member(self._unseen.popleft()))
         self._unseen.rotate(-1)
         for member in self._seen:
             if is_gone(member.pid, member.pid_space):
-                self._board.claim(keys.VERDICT, gone(member))
+                store.claim(keys.VERDICT, gone(member))
         if self._reminder.due() and self._tells():
-            absent, count = _missing(self._board, self._world_size)
+            absent, count = _missing(self._peers)
             log.warning(
                 "%s of %d not here yet; waiting for %.0f s more%s",
                 named(absent, count) if count else "the verdict",
-                self._world_size,
+                self._peers.world_size,
                 max(self._deadline - time.monotonic(), 0.0),
                 f". {self._remark}" if self._remark else "",
             )
 
+    def _tells(self) -> bool:
+        """Return whether it is this rank that says who is awaited."""
+        me, host = self._peers.me, self._peers.host
+        if host is not None:
+            return self._peers.i_host
+        return self._peers.store.claim(keys.SPEAKER, me) == me
 
-def _settle(
-    board: SessionStore, me: Member, world_size: int, seconds: float, remark: str
-) -> Verdict:
+
+def _settle(peers: Peers, seconds: float, remark: str) -> Verdict:
     """Name who is missing; one rank counts, the others read what it wrote."""
-    if board.claim(keys.SETTLING, me) == me:
-        absent, count = _missing(board, world_size)
+    store, world_size = peers.store, peers.world_size
+    if store.claim(keys.SETTLING, peers.me) == peers.me:
+        absent, count = _missing(peers)
         if count:
-            stranger = _stranger(board, absent[0]) if absent else None
+            stranger = _stranger(peers, absent[0]) if absent else None
             verdict = missing(absent, count, world_size, seconds, stranger, remark)
-            return board.claim(keys.VERDICT, verdict)
-        if halted := _halted(board, world_size):
-            return board.claim(keys.VERDICT, gone(halted))
-    late = board.wait(keys.VERDICT, Verdict, min(seconds, VERDICT_IS_WRITTEN))
+            return store.claim(keys.VERDICT, verdict)
+        if halted := _halted(peers):
+            return store.claim(keys.VERDICT, gone(halted))
+    late = store.wait(keys.VERDICT, Verdict, min(seconds, VERDICT_IS_WRITTEN))
     return took_too_long(world_size, seconds) if late is None else late
 
 
-def _stranger(board: SessionStore, rank: int) -> Stranger | None:
+def _stranger(peers: Peers, rank: int) -> Stranger | None:
     """Return who came as this rank and left, as of another job."""
     key = keys.stranger(rank)
-    return board.read(key, Stranger) if board.has(key) else None
+    return peers.store.read(key, Stranger) if peers.store.has(key) else None
 
 
-def _missing(board: SessionStore, world_size: int) -> tuple[tuple[int, ...], int]:
+def _missing(peers: Peers) -> tuple[tuple[int, ...], int]:
     """Return the first ranks that have not come, and how many there are.
 
     In a large world not all can be asked for, one by one; those that have come are
@@ -198,32 +180,30 @@ def _missing(board: SessionStore, world_size: int) -> tuple[tuple[int, ...], int
     """
     first: list[int] = []
     deadline = time.monotonic() + ASK_EACH_RANK
-    for rank in range(world_size):
+    for rank in range(peers.world_size):
         if len(first) == _MOST_NAMED or time.monotonic() > deadline:
-            left = world_size - board.count(keys.PRESENT, 0)
+            left = peers.world_size - peers.store.count(keys.PRESENT, 0)
             return tuple(first), max(left, len(first))
-        if not board.has(keys.rank(rank)):
+        if not peers.store.has(keys.rank(rank)):
             first.append(rank)
     return tuple(first), len(first)
 
 
-def _halted(board: SessionStore, world_size: int) -> Member | None:
+def _halted(peers: Peers) -> Member | None:
     """Return a rank that claimed its device, and ended or was stopped since."""
     deadline = time.monotonic() + ASK_EACH_RANK
-    for rank in range(world_size):
+    for rank in range(peers.world_size):
         if time.monotonic() > deadline:
             break
-        member = board.read(keys.rank(rank), Member)
+        member = peers.member(rank)
         if is_halted(member.pid, member.pid_space):
             return member
     return None
 
 
-def _let_others_hear(
-    board: SessionStore, others: int, seconds: float, *, hosted: bool
-) -> None:
-    """Have others read the verdict before the store goes with its host."""
-    if hosted:
-        board.comes(keys.ALL_TOLD, min(max(seconds, 1.0), HOST_STAYS_AT_START))
-    elif board.count(keys.TOLD) == others:
-        board.write(keys.ALL_TOLD, Verdict())
+def _let_others_hear(peers: Peers, others: int, seconds: float) -> None:
+    """Have so many others read the verdict before the store goes with its host."""
+    if peers.i_host:
+        peers.store.comes(keys.ALL_TOLD, min(max(seconds, 1.0), HOST_STAYS_AT_START))
+    else:
+        peers.count(keys.TOLD, others, keys.ALL_TOLD)

@@ -1,7 +1,5 @@
 """What the roll call can end with, in words: go, or one error for all ranks."""
 
-import os
-import socket
 from collections.abc import Sequence
 
 from gpumap.errors import GpumapError, RollCallError
@@ -138,17 +136,16 @@ def models_differ(first: Member, me: Member, parts: tuple[str, str]) -> Verdict:
     )
 
 
-def cannot_start(rank: int, error: BaseException) -> Verdict:
-    """Say that a rank, this process's, has an error of its own."""
+def cannot_start(me: Member, error: BaseException) -> Verdict:
+    """Say that this rank has an error of its own."""
     happened, seen, hint = described(error), "", ""
     if isinstance(error, GpumapError):
         happened, seen, hint = error.happened, error.seen, error.hint
     return Verdict(
-        happened=f"rank {rank} (pid {os.getpid()} on {socket.gethostname()}) "
-        f"cannot start: {_short(happened)}",
+        happened=f"{me} cannot start: {_short(happened)}",
         seen=_short(seen),
         hint=_short(hint),
-        ranks=(rank,),
+        ranks=(me.rank,),
     )
 
 

@@ -14,8 +14,8 @@ from gpumap.rendezvous.failures import Answer, Fault, gone, uneven
 from gpumap.rendezvous.journal import Entry, Journal
 from gpumap.rendezvous.members import Member
 from gpumap.rendezvous.messages import first_line
+from gpumap.rendezvous.peers import Peers
 from gpumap.rendezvous.procfs import end_of
-from gpumap.rendezvous.session_store import SessionStore
 from gpumap.rendezvous.store_client import StoreLostError, readable
 from gpumap.runtime.collectives import begun, is_standing
 from gpumap.time_limits import LISTENER_STOPS, LOOK_AT_COLLECTIVES
@@ -57,9 +57,7 @@ class Listener:
 
     def __init__(
         self,
-        connect: Callable[[], SessionStore],
-        me: Member,
-        world_size: int,
+        connect: Callable[[], Peers],
         neighbours: Iterable[Member],
         group: Watched,
     ) -> None:
@@ -69,9 +67,7 @@ class Listener:
             StoreLostError: The store does not answer.
         """
         self._connect = connect
-        self._board = connect()
-        self._me = me
-        self._world_size = world_size
+        self._peers = connect()
         self._group = group
         self._entries: dict[str, Entry] = {}
         self._news = threading.Condition()
@@ -87,7 +83,7 @@ class Listener:
         self._neighbours = {
             file: n
             for n in neighbours
-            if n != me and (file := end_of(n.pid, n.pid_space)) is not None
+            if (file := end_of(n.pid, n.pid_space)) is not None
         }
         self._thread = threading.Thread(
             target=self._run, name="gpumap: listener", daemon=True
@@ -122,7 +118,7 @@ class Listener:
                 os.close(file)
         self._neighbours = {}
         self._wake = self._waker = -1
-        self._board.close()
+        self._peers.store.close()
 
     def _run(self) -> None:
         lost = StoreLostError()
@@ -135,7 +131,7 @@ class Listener:
             if self._stopping:
                 return
             try:
-                self._board = self._connect()
+                self._peers = self._connect()
             except StoreLostError:
                 break
         with self._news:
@@ -146,8 +142,8 @@ class Listener:
         looks = "end" in self._entries and "outcome" not in self._entries
         others = [self._wake, *self._neighbours]
         seconds = LOOK_AT_COLLECTIVES if looks else None
-        if self._board.comes(keys.news(self._next), seconds, others):
-            entry = self._board.read(keys.news(self._next), Entry)
+        if self._peers.store.comes(keys.news(self._next), seconds, others):
+            entry = self._peers.store.read(keys.news(self._next), Entry)
             self._next += 1
             self._hear(entry)
             return
@@ -167,19 +163,18 @@ class Listener:
             self._entries[entry.kind] = entry
             self._news.notify_all()
         if entry.kind == "inquiry":
-            self._board.write(keys.answer(self._me.rank), self._group.doing())
-            if self._board.count(keys.ANSWERS) == self._world_size:
-                self._board.write(keys.ANSWERED, self._me)
+            key = keys.answer(self._peers.me.rank)
+            self._peers.store.write(key, self._group.doing())
+            self._peers.count(keys.ANSWERS, self._peers.world_size, keys.ANSWERED)
         if entry.kind == "outcome":
-            if self._board.count(keys.HEARD) == self._world_size:
-                self._board.write(keys.ALL_HEARD, self._me)
+            self._peers.count(keys.HEARD, self._peers.world_size, keys.ALL_HEARD)
             if entry.fault is not None and not self.has_failed:
                 log.error("the session ends: %s.", entry.fault.text)
                 self._group.release()
 
     def _hear_end_of(self, neighbour: Member) -> None:
         """Tell all that a process has ended which had not come to its end."""
-        if "outcome" not in self._entries and not self._board.has(
+        if "outcome" not in self._entries and not self._peers.store.has(
             keys.ended(neighbour.rank)
         ):
             self._tell(gone(neighbour))
@@ -190,7 +185,7 @@ class Listener:
             self._begun = now
             mine = self._group.doing()
             told = mine.model_copy(update={"ended": True})
-            self._board.write(keys.ended(self._me.rank), told)
+            self._peers.store.write(keys.ended(self._peers.me.rank), told)
 
     def _look_how_far(self) -> None:
         """Tell all where this rank stands in what an ended one will never join."""
@@ -199,7 +194,7 @@ class Listener:
             self._looks = 0
             return
         mine = self._group.doing()
-        theirs = self._board.read(keys.ended(first.rank), Answer)
+        theirs = self._peers.store.read(keys.ended(first.rank), Answer)
         stuck = (
             mine.stands_in is not None
             and theirs.made is not None
@@ -207,10 +202,12 @@ class Listener:
         )
         self._looks = self._looks + 1 if stuck else 0
         if self._looks == _LOOKS:
-            self._tell(uneven(first, theirs, self._me, mine))
+            self._tell(uneven(first, theirs, self._peers.me, mine))
 
     def _tell(self, fault: Fault) -> None:
-        Journal(self._board).append(Entry(kind="outcome", member=self._me, fault=fault))
+        Journal(self._peers.store).append(
+            Entry(kind="outcome", member=self._peers.me, fault=fault)
+        )
 
 
 _listeners: WeakSet[Listener] = WeakSet()

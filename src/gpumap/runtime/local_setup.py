@@ -146,6 +146,11 @@ class LocalSetup:
         return self.pool.node
 
     @property
+    def launch(self) -> Launch:
+        """Who this rank is."""
+        return self.placement.launch
+
+    @property
     def can_share(self) -> bool:
         """Whether the backend lets two ranks use one device."""
         return can_share(self.backend)

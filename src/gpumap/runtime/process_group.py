@@ -51,12 +51,12 @@ class ProcessGroup:
     """
 
     def __init__(
-        self, setup: LocalSetup, options: SessionOptions, meeting: Rendezvous
+        self, setup: LocalSetup, options: SessionOptions, rendezvous: Rendezvous
     ) -> None:
         """Take the group that exists; without one, form() makes it."""
         self._setup = setup
-        self._asked = options
-        self._meeting = meeting
+        self._options = options
+        self._rendezvous = rendezvous
         self._adopted = dist.is_initialized()
         self._group = dist.group.WORLD
         self._name = _name_of(self._group)
@@ -77,18 +77,18 @@ class ProcessGroup:
         """
         if self._adopted:
             return
-        setup, options = self._setup, self._asked
-        launch, on_cpu = setup.placement.launch, setup.device.type == "cpu"
+        setup, options = self._setup, self._options
+        launch, on_cpu = setup.launch, setup.device.type == "cpu"
         # Meeting the others has its own bound; the group's is for what comes after.
         meeting = timedelta(seconds=options.start_seconds)
         self._forming = True
         self._before = newest()
         try:
-            self._variables.enter_context(_gloo_in_reach(launch, self._meeting))
+            self._variables.enter_context(_gloo_in_reach(launch, self._rendezvous))
             dist.init_process_group(
                 self._backend,
                 timeout=meeting if self._backend == "gloo" else options.group_timeout,
-                store=dist.PrefixStore("group", self._meeting.store),
+                store=dist.PrefixStore("group", self._rendezvous.store),
                 rank=launch.rank,
                 world_size=launch.world_size,
                 device_id=None if on_cpu else setup.device,
@@ -132,8 +132,8 @@ class ProcessGroup:
         self._connections.shut_down()
         if not self._forming:
             return
-        self._meeting.cut()
-        deadline = time.monotonic() + min(self._asked.start_seconds, INIT_RETURNS)
+        self._rendezvous.cut()
+        deadline = time.monotonic() + min(self._options.start_seconds, INIT_RETURNS)
         while self._forming:
             if time.monotonic() > deadline:
                 sys.stderr.write(
@@ -239,7 +239,9 @@ os.register_at_fork(after_in_child=_outlive_in_a_child)
 
 
 @contextmanager
-def _gloo_in_reach(launch: Launch, meeting: Rendezvous) -> Generator[None, None, None]:
+def _gloo_in_reach(
+    launch: Launch, rendezvous: Rendezvous
+) -> Generator[None, None, None]:
     """Have gloo's own sockets where the other ranks come, and nowhere else.
 
     gloo listens where the host's name points to, unless this variable names an
@@ -249,7 +251,7 @@ def _gloo_in_reach(launch: Launch, meeting: Rendezvous) -> Generator[None, None,
     that the user makes there; the user's own setting stays as it is.
     """
     variable = "GLOO_SOCKET_IFNAME"
-    name = None if os.environ.get(variable) else _gloos_interface(launch, meeting)
+    name = None if os.environ.get(variable) else _gloos_interface(launch, rendezvous)
     if name is None:
         yield
         return
@@ -260,11 +262,11 @@ def _gloo_in_reach(launch: Launch, meeting: Rendezvous) -> Generator[None, None,
         os.environ.pop(variable, None)
 
 
-def _gloos_interface(launch: Launch, meeting: Rendezvous) -> str | None:
+def _gloos_interface(launch: Launch, rendezvous: Rendezvous) -> str | None:
     alone = launch.master_addr in LOOPBACK and not launch.several_nodes
     if launch.one_node or alone:
         names = {name for _, name in socket.if_nameindex()}
         return next(iter(names & {"lo", "lo0"}), None)
-    if meeting.address is None or not names_itself_loopback():
+    if rendezvous.address is None or not names_itself_loopback():
         return None
-    return interface_of(own_address_at(meeting.address[1]))
+    return interface_of(own_address_at(rendezvous.address[1]))

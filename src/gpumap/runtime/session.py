@@ -147,7 +147,7 @@ def life_of(
         _log_start(started.setup)
         if launch.world_size == 1:
             stack.enter_context(alone(started.me))
-        group = ProcessGroup(started.setup, options, started.meeting)
+        group = ProcessGroup(started.setup, options, started.rendezvous)
         ending = _ending(options, started, group)
         sigterm.last_words = lambda: ending.last_words(Terminated())
         try:
@@ -185,15 +185,15 @@ def _session(started: Started) -> Session:
     setup = started.setup
     return Session(
         device=setup.device,
-        launch=setup.placement.launch,
+        launch=setup.launch,
         node=setup.node,
         placement=setup.placement,
-        store=dist.PrefixStore("user", started.meeting.store),
+        store=dist.PrefixStore("user", started.rendezvous.store),
     )
 
 
 def _log_start(setup: LocalSetup) -> None:
-    launch, placement = setup.placement.launch, setup.placement
+    launch, placement = setup.launch, setup.placement
     if setup.rehearsal and launch.rank == 0:
         log.warning(
             "rehearsal of %s: no GPU is used, training runs on the CPU with gloo",
@@ -213,13 +213,13 @@ def _log_start(setup: LocalSetup) -> None:
 def _ending(
     options: SessionOptions, started: Started, group: ProcessGroup
 ) -> Shutdown | Alone:
-    if started.setup.placement.launch.world_size == 1:
+    if started.setup.launch.world_size == 1:
         return Alone(started.me)
     try:
         return Shutdown(started, options, group)
     except StoreLostError as error:
         raise RollCallError(
-            f"{started.meeting.keeper} went after the roll call.",
+            f"{started.rendezvous.keeper} went after the roll call.",
             f"{error}.",
             "See what it says.",
             (0,),

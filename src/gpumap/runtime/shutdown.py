@@ -83,30 +83,23 @@ class Shutdown:
     """
 
     def __init__(
-        self, joined: Started, options: SessionOptions, group: ProcessGroup
+        self, started: Started, options: SessionOptions, group: ProcessGroup
     ) -> None:
         """Listen to the others from now on.
 
         Raises:
             StoreLostError: The store does not answer.
         """
-        world_size = joined.setup.placement.launch.world_size
-        self._meeting = joined.meeting
-        self._board = joined.meeting.board(options.group_seconds)
-        self._me = joined.me
-        self._host = joined.host
-        self._neighbours = joined.neighbours
-        self._world_size = world_size
+        self._started = started
+        self._peers = started.peers(options.group_seconds)
+        self._me = started.me
+        self._neighbours = started.neighbours
         self._group = group
         self._end_seconds = options.end_seconds
-        self._journal = Journal(self._board)
+        self._journal = Journal(self._peers.store)
         self._told: SessionError | None = None
         self._listener = Listener(
-            lambda: joined.meeting.board(DOING),
-            joined.me,
-            world_size,
-            joined.neighbours,
-            group,
+            lambda: started.peers(DOING), started.neighbours, group
         )
 
     def meet(self) -> None:
@@ -118,9 +111,9 @@ class Shutdown:
         self._listener.at_end = True
         seen = "This rank had come to its end."
         try:
-            self._board.write(keys.ended(self._me.rank), Answer(ended=True))
-            count = self._board.count(keys.ENDED)
-            if count == self._world_size:
+            self._peers.store.write(keys.ended(self._me.rank), Answer(ended=True))
+            count = self._peers.store.count(keys.ENDED)
+            if count == self._peers.world_size:
                 self._journal.append(Entry(kind="outcome", member=self._me))
             elif count == 1:
                 self._journal.append(Entry(kind="end", member=self._me))
@@ -138,15 +131,16 @@ class Shutdown:
             SessionError: Another rank could not close its group.
         """
         with suppress(StoreLostError):
-            if self._board.count(keys.LEFT) == self._world_size:
+            if self._peers.store.count(keys.LEFT) == self._peers.world_size:
                 self._journal.append(Entry(kind="closed", member=self._me))
             closed = self._wait_for_closed()
             if closed is not None:
                 self._raise(closed.fault, "Training had finished, and this rank too.")
-            if self._meeting.hosted:
-                self._stay(keys.BYE, keys.ALL_GONE, CLOSE_GROUPS)
-            elif self._board.count(keys.BYE) == self._world_size - 1:
-                self._board.write(keys.ALL_GONE, self._me)
+            others = self._peers.world_size - 1
+            if self._peers.i_host:
+                self._stay(keys.BYE, others, keys.ALL_GONE, CLOSE_GROUPS)
+            else:
+                self._peers.count(keys.BYE, others, keys.ALL_GONE)
 
     def fail(self, error: BaseException) -> BaseException:
         """Tell the others of an error; return the one to leave with.
@@ -172,46 +166,49 @@ class Shutdown:
     def last_words(self, error: BaseException) -> None:
         """Tell the others of an error from another thread than the main one."""
         with suppress(StoreLostError, RollCallError):
-            board = self._meeting.board(DOING)
+            store = self._started.peers(DOING).store
             entry = Entry(kind="outcome", member=self._me, fault=own(self._me, error))
-            Journal(board).append(entry)
-            if self._meeting.hosted:
-                board.comes(keys.ALL_HEARD, HOST_STAYS)
+            Journal(store).append(entry)
+            if self._peers.i_host:
+                store.comes(keys.ALL_HEARD, HOST_STAYS)
 
     def stay(self) -> None:
         """Keep the store, if it is this process's, until the others know the outcome.
 
         Not for long, since an error is on its way; the rest of it when Python ends.
         """
-        if self._stay(keys.HEARD, keys.ALL_HEARD, HOST_STAYS):
+        if self._stay_until_heard(HOST_STAYS):
             self.close()
         else:
             self._listener.stop()
             at_exit(self._stay_at_exit)
 
     def _stay_at_exit(self) -> None:
-        self._stay(keys.HEARD, keys.ALL_HEARD, HOST_STAYS_AT_EXIT)
-        self._board.close()
+        self._stay_until_heard(HOST_STAYS_AT_EXIT)
+        self._peers.store.close()
 
-    def _stay(self, counter: str, key: str, seconds: float) -> bool:
-        """Host the store until all ranks that live have counted, and so wrote a key.
+    def _stay_until_heard(self, seconds: float) -> bool:
+        world_size = self._peers.world_size
+        return self._stay(keys.HEARD, world_size, keys.ALL_HEARD, seconds)
+
+    def _stay(self, counter: str, expected: int, complete: str, seconds: float) -> bool:
+        """Host the store until all ranks expected have counted, or are dead.
 
         Returns whether they have, or need not.
         """
         deadline = time.monotonic() + seconds
-        needed = self._world_size - (counter == "bye")
         with suppress(StoreLostError):
-            while self._meeting.hosted and time.monotonic() < deadline:
+            while self._peers.i_host and time.monotonic() < deadline:
                 dead = sum(map(_is_gone, self._neighbours))
-                if self._board.count(counter, 0) + dead >= needed:
+                if self._peers.store.count(counter, 0) + dead >= expected:
                     return True
-                self._board.comes(key, HOST_LOOKS)
-        return not self._meeting.hosted
+                self._peers.store.comes(complete, HOST_LOOKS)
+        return not self._peers.i_host
 
     def close(self) -> None:
         """End the listener and the connections to the store."""
         self._listener.stop()
-        self._board.close()
+        self._peers.store.close()
 
     def _outcome(self) -> Entry:
         """Return how the session ended, once all know."""
@@ -273,11 +270,7 @@ class Shutdown:
         mine_to_find = self._ask_all() == self._me
         if known := self._known_fault(0 if mine_to_find else OUTCOME):
             return known
-        silent = self._members(
-            rank
-            for rank in range(self._world_size)
-            if not self._board.has(keys.answer(rank))
-        )
+        silent = self._members(self._peers.without(keys.answer))
         if silent:
             return unheard(sorted(silent, key=lambda m: not _is_halted(m)))
         return self._slowest() or mine
@@ -286,12 +279,12 @@ class Shutdown:
         """Blame the ranks that had made fewer collectives than this one."""
         mine = self._group.doing()
         behind: list[tuple[Member, Answer]] = []
-        for rank in range(self._world_size):
+        for rank in range(self._peers.world_size):
             answer = self._answer_of(rank)
             if answer.made is None or mine.made is None:
                 continue
             if answer.made < mine.made and len(behind) < _MOST_NAMED:
-                behind.append((self._board.read(keys.rank(rank), Member), answer))
+                behind.append((self._peers.member(rank), answer))
         for member, answer in behind:
             if answer.ended:
                 return uneven(member, answer, self._me, mine)
@@ -304,32 +297,28 @@ class Shutdown:
 
     def _ask_all(self) -> Member:
         """Have all ranks write what they are doing; return who asked first."""
-        options = self._journal.append(Entry(kind="inquiry", member=self._me))
-        if options.member == self._me:
-            self._board.comes(keys.ANSWERED, DOING)
-        return options.member
+        inquiry = self._journal.append(Entry(kind="inquiry", member=self._me))
+        if inquiry.member == self._me:
+            self._peers.store.comes(keys.ANSWERED, DOING)
+        return inquiry.member
 
     def _answer_of(self, rank: int) -> Answer:
         key = keys.answer(rank)
-        return self._board.read(key, Answer) if self._board.has(key) else Answer()
+        return (
+            self._peers.store.read(key, Answer)
+            if self._peers.store.has(key)
+            else Answer()
+        )
 
     def _awaited(self) -> list[Member]:
         """Return the ranks that have not come to the end, the first of them."""
-        absent = (
-            rank
-            for rank in range(self._world_size)
-            if not self._board.has(keys.ended(rank))
-        )
-        return self._members(absent)
+        return self._members(self._peers.without(keys.ended))
 
     def _members(self, ranks: Iterable[int]) -> list[Member]:
-        return [
-            self._board.read(keys.rank(rank), Member)
-            for rank in islice(ranks, _MOST_NAMED)
-        ]
+        return [self._peers.member(rank) for rank in islice(ranks, _MOST_NAMED)]
 
     def _lost(self) -> Fault:
-        return host_lost(self._host, self._meeting.keeper)
+        return host_lost(self._started.host, self._started.rendezvous.keeper)
 
     def _raise(self, fault: Fault | None, seen: str) -> None:
         if fault is not None:
@@ -337,7 +326,7 @@ class Shutdown:
             raise self._told
 
     def _described(self, member: Member) -> str:
-        return f"{member} of {self._world_size}, {member.device}"
+        return f"{member} of {self._peers.world_size}, {member.device}"
 
 
 def _is_gone(member: Member) -> bool:

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import socket
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -13,14 +14,13 @@ from gpumap.errors import RollCallError
 from gpumap.mapping.identity import Identity, identity_of
 from gpumap.mapping.launch import Launch
 from gpumap.notes import note
-from gpumap.rendezvous import keys
 from gpumap.rendezvous.members import Member, Terms
 from gpumap.rendezvous.messages import described
 from gpumap.rendezvous.model_digest import Likeness
+from gpumap.rendezvous.peers import Peers
 from gpumap.rendezvous.procfs import boot_id, file_space, pid_space
 from gpumap.rendezvous.rendezvous import Rendezvous, meet, meet_in_group
-from gpumap.rendezvous.roll_call import answer, roll_call
-from gpumap.rendezvous.session_store import SessionStore
+from gpumap.rendezvous.roll_call import roll_call, withdraw
 from gpumap.rendezvous.store_client import StoreLostError
 from gpumap.runtime.local_setup import LocalSetup, SessionOptions, prepare
 from gpumap.time_limits import TELL_THE_OTHERS
@@ -38,18 +38,22 @@ class Started:
     """A rank among all others.
 
     Attributes:
-        prepared: Its own part.
-        meeting: The session's part of the store.
+        setup: Its own part.
+        rendezvous: The session's part of the store.
         me: How it introduced itself.
         host: The other rank that hosts the store, if one does.
         neighbours: The other ranks of this node, as far as they are known.
     """
 
     setup: LocalSetup
-    meeting: Rendezvous
+    rendezvous: Rendezvous
     me: Member
     host: Member | None
     neighbours: Sequence[Member]
+
+    def peers(self, patience: float) -> Peers:
+        """Return all ranks, on a connection of its own, as Rendezvous.connect does."""
+        return _peers(self.rendezvous, self.setup.launch, self.me, patience)
 
 
 def start_up(
@@ -64,23 +68,23 @@ def start_up(
     check says what all ranks' models must be like, and may refuse to start; adopted,
     whether a process group exists already, whose store is used.
     """
-    setup, likeness = _prepare_or_answer(options, launch, check, adopted=adopted)
-    meeting = _meet(launch, options.start_seconds, options, adopted=adopted)
+    setup, likeness = _prepare_or_withdraw(options, launch, check, adopted=adopted)
+    rendezvous = _meet(launch, options.start_seconds, options, adopted=adopted)
     me = _member(setup, options)
     try:
-        with closing(meeting.board(options.start_seconds)) as board:
-            host = _call_the_roll(options, setup, meeting, board, me, likeness)
-            ranks = neighbours_of(launch)
-            neighbours = [board.read(keys.rank(rank), Member) for rank in ranks]
+        peers = _peers(rendezvous, launch, me, options.start_seconds)
+        with closing(peers.store):
+            _call_the_roll(options, setup, peers, likeness)
+            others = [peers.member(rank) for rank in peers.here if rank != me.rank]
+            host = None if peers.host is None else peers.member(peers.host)
     except StoreLostError as error:
         raise RollCallError(
-            f"{meeting.keeper} went during the roll call.",
+            f"{rendezvous.keeper} went during the roll call.",
             f"{error}.",
             "See what it says.",
             (0,),
         ) from None
-    others = [member for member in neighbours if member != me]
-    return Started(setup, meeting, me, None if host == me else host, others)
+    return Started(setup, rendezvous, me, None if host == me else host, others)
 
 
 def neighbours_of(launch: Launch) -> Sequence[int]:
@@ -96,7 +100,7 @@ def _node_of(launch: Launch) -> int | None:
     return 0 if launch.one_node else launch.node_rank
 
 
-def _prepare_or_answer(
+def _prepare_or_withdraw(
     options: SessionOptions,
     launch: Launch,
     check: Callable[[LocalSetup], Likeness],
@@ -109,30 +113,43 @@ def _prepare_or_answer(
         return setup, check(setup)
     except Exception as error:
         if launch.world_size > 1:
-            _answer(options, launch, error, adopted=adopted)
+            _tell_the_others(options, launch, error, adopted=adopted)
         raise
 
 
-def _answer(
+def _tell_the_others(
     options: SessionOptions, launch: Launch, error: Exception, *, adopted: bool
 ) -> None:
     # All of it is in the error, which is raised once they know.
     happened = described(error).partition("\n")[0]
     log.error("rank %d cannot start, and tells the others: %s", launch.rank, happened)
     seconds = min(options.start_seconds, TELL_THE_OTHERS)
+    me = Member(
+        rank=launch.rank,
+        hostname=socket.gethostname(),
+        pid=os.getpid(),
+        device="",
+        pid_space=pid_space(),
+    )
     try:
-        meeting = _meet(launch, seconds, options, adopted=adopted)
-        with closing(meeting.board(seconds)) as board:
-            answer(
-                board,
-                launch.rank,
-                launch.world_size,
-                error,
-                seconds,
-                hosted=meeting.hosted,
-            )
+        rendezvous = _meet(launch, seconds, options, adopted=adopted)
+        peers = _peers(rendezvous, launch, me, seconds)
+        with closing(peers.store):
+            withdraw(peers, error, seconds)
     except Exception as failure:  # noqa: BLE001 - the error itself is what matters
         note(error, f"gpumap: the other ranks could not be told: {described(failure)}")
+
+
+def _peers(
+    rendezvous: Rendezvous, launch: Launch, me: Member, patience: float
+) -> Peers:
+    return Peers(
+        store=rendezvous.connect(patience),
+        me=me,
+        world_size=launch.world_size,
+        host=rendezvous.host,
+        here=neighbours_of(launch),
+    )
 
 
 def _meet(
@@ -145,7 +162,7 @@ def _meet(
 
 def _member(setup: LocalSetup, options: SessionOptions) -> Member:
     return Member(
-        rank=setup.placement.launch.rank,
+        rank=setup.launch.rank,
         hostname=setup.node.hostname,
         pid=os.getpid(),
         device=str(setup.placement.device),
@@ -184,7 +201,7 @@ def _scores(setup: LocalSetup) -> dict[str, float]:
 
 def _hint(setup: LocalSetup) -> str:
     """Return what to change if this rank's device turns out to be taken."""
-    launch, count = setup.placement.launch, len(setup.node.devices)
+    launch, count = setup.launch, len(setup.node.devices)
     if setup.placement.device.mig and not setup.can_share:
         return (
             "NCCL refuses two ranks on one GPU, MIG slices of it included: give each "
@@ -208,7 +225,7 @@ def _hint(setup: LocalSetup) -> str:
 
 def _identity(setup: LocalSetup) -> Identity | None:
     """Return what tells this rank's device from all others, if anything does."""
-    launch, device = setup.placement.launch, setup.placement.device
+    launch, device = setup.launch, setup.placement.device
     host, view = boot_id(), file_space()
     if setup.rehearsal:
         # One description may stand for several pretended nodes.
@@ -226,13 +243,10 @@ def _identity(setup: LocalSetup) -> Identity | None:
 def _call_the_roll(
     options: SessionOptions,
     setup: LocalSetup,
-    meeting: Rendezvous,
-    board: SessionStore,
-    me: Member,
+    peers: Peers,
     likeness: Likeness,
-) -> Member | None:
-    """Return once all agree, with who hosts the store, where a rank does."""
-    launch = setup.placement.launch
+) -> None:
+    launch = setup.launch
     terms = Terms(
         world_size=launch.world_size,
         kind=setup.placement.device.kind,
@@ -245,26 +259,14 @@ def _call_the_roll(
     )
     try:
         roll_call(
-            board,
-            me,
+            peers,
             terms,
             options.start_seconds,
-            hosted=meeting.hosted,
             rows=likeness.rows,
-            neighbours=neighbours_of(launch),
-            elsewhere=not meeting.rank_0s,
             node=_node_of(launch),
             remark=at_a_terminal(options.environ) if launch.launcher == "Slurm" else "",
         )
-        return board.read(keys.rank(0), Member) if meeting.rank_0s else None
     except (KeyboardInterrupt, SystemExit) as error:
         # Counted already, and not coming: nobody should wait for this rank.
-        answer(
-            board,
-            me.rank,
-            terms.world_size,
-            error,
-            TELL_THE_OTHERS,
-            hosted=meeting.hosted,
-        )
+        withdraw(peers, error, TELL_THE_OTHERS)
         raise

@@ -110,10 +110,10 @@ def first_failed(store: dist.Store) -> tuple[int, ...]:
     ranks: tuple[int, ...] = ()
     with contextlib.suppress(StoreLostError, GpumapError):
         for number in itertools.count(1):
-            board = SessionStore(client, session_prefix(number))
-            if not board.has(keys.TERMS):
+            session = SessionStore(client, session_prefix(number))
+            if not session.has(keys.TERMS):
                 break
-            outcome = Journal(board).find("outcome")
+            outcome = Journal(session).find("outcome")
             if outcome is not None:
                 ranks = outcome.fault.ranks if outcome.fault else ()
     return ranks
@@ -196,10 +196,10 @@ def end_all(ranks: Sequence[Rank], seconds: float) -> None:
 
 def _named(rank: Rank, store: dist.Store) -> str:
     """Return a rank with its process and, once it answered the roll, its device."""
-    board = SessionStore(TorchKeys(store), session_prefix(1))
+    session = SessionStore(TorchKeys(store), session_prefix(1))
     with contextlib.suppress(StoreLostError, GpumapError):
-        if board.has(keys.rank(rank.rank)):
-            member = board.read(keys.rank(rank.rank), Member)
+        if session.has(keys.rank(rank.rank)):
+            member = session.read(keys.rank(rank.rank), Member)
             return f"{member}, on {member.device},"
     return f"rank {rank.rank} (pid {rank.process.pid})"
 

@@ -1,0 +1,47 @@
+"""The ranks of a session, as one of them knows and reaches them."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from gpumap.rendezvous import keys
+from gpumap.rendezvous.members import Member
+from gpumap.rendezvous.session_store import SessionStore
+
+__all__ = ["Peers"]
+
+
+@dataclass(frozen=True)
+class Peers:
+    """All ranks of a session, this one included.
+
+    Attributes:
+        store: The session's keys, on a connection of this rank's.
+        me: How this rank introduces itself.
+        world_size: Number of ranks.
+        host: The rank that hosts the store; None where no rank does.
+        here: The ranks of this node, as far as they are known.
+    """
+
+    store: SessionStore
+    me: Member
+    world_size: int
+    host: int | None = None
+    here: Sequence[int] = ()
+
+    @property
+    def i_host(self) -> bool:
+        """Whether this rank hosts the store, and so must leave last."""
+        return self.host == self.me.rank
+
+    def member(self, rank: int) -> Member:
+        """Return who a rank is that is known to have come."""
+        return self.store.read(keys.rank(rank), Member)
+
+    def without(self, key: keys.OfRank) -> Iterator[int]:
+        """Return the ranks that have not written this key of theirs, in order."""
+        return (n for n in range(self.world_size) if not self.store.has(key(n)))
+
+    def count(self, counter: str, expected: int, complete: str) -> None:
+        """Count this rank; if it is the last one expected, write that all are there."""
+        if self.store.count(counter) == expected:
+            self.store.write(complete, self.me)
