@@ -1,13 +1,11 @@
 """The examples, run as a user would."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from helpers.environments import clean_environment
+from helpers.programs import run_python
 
 pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -15,14 +13,7 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 
 def output(*command: str, **environ: str) -> str:
     """Return what a command prints; it must end with 0."""
-    done = subprocess.run(
-        [sys.executable, *command],
-        env={**clean_environment(), **environ},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    done = run_python(*command, environ=environ)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

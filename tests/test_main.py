@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import gpumap
 from gpumap.__main__ import main
 from helpers.nodes import MIG
 from helpers.pretended import pretend_nvml
+from helpers.programs import run_python
 
 Shown = pytest.CaptureFixture[str]
 LAUNCHED = {
@@ -221,19 +221,11 @@ def test_devices_that_torch_does_not_see_are_said(
 def test_what_a_terminal_cannot_show_is_no_traceback(tmp_path: Path) -> None:
     """An ASCII terminal, and a mask that is no text."""
     for option in ("--nproc=2", "--json"):
-        done = subprocess.run(
-            [sys.executable, "-m", "gpumap", "--machine", "t4x4", option],
-            env={
-                **os.environ,
-                "PYTHONIOENCODING": "ascii",
-                "CUDA_VISIBLE_DEVICES": "0,\udcff",
-            },
-            capture_output=True,
-            check=False,
-            cwd=tmp_path,
-        )
-        assert b"Traceback" not in done.stderr
-        assert b"CUDA_VISIBLE_DEVICES" in done.stdout
+        environ = {"PYTHONIOENCODING": "ascii", "CUDA_VISIBLE_DEVICES": "0,\udcff"}
+        command = ("-m", "gpumap", "--machine", "t4x4", option)
+        done = run_python(*command, environ=environ, cwd=tmp_path)
+        assert "Traceback" not in done.stderr
+        assert "CUDA_VISIBLE_DEVICES" in done.stdout
 
 
 def test_the_environment_names_a_pool(

@@ -2,8 +2,6 @@
 
 import ast
 import inspect
-import subprocess
-import sys
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -12,16 +10,12 @@ import pytest
 
 import gpumap
 from gpumap.__main__ import main
+from helpers.programs import run_python
 
 
 def test_importing_gpumap_imports_neither_torch_nor_nvml() -> None:
     """As `python -X importtime` tells."""
-    done = subprocess.run(
-        [sys.executable, "-X", "importtime", "-c", "import gpumap"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = run_python("-X", "importtime", "-c", "import gpumap")
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "gpumap" in imported
     assert not {name.partition(".")[0] for name in imported} & {"torch", "pynvml"}
@@ -36,7 +30,7 @@ def test_planning_needs_no_torch(names: list[str]) -> None:
         "gpumap.plan([gpumap.machine('dgx-a100')], [8]).explain()\n"
         "sys.exit('torch' in sys.modules)"
     )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    assert run_python("-c", code).returncode == 0
 
 
 @pytest.mark.parametrize("name", dir(gpumap))

@@ -4,14 +4,14 @@ import json
 import os
 import pty
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from helpers.environments import clean_environment, rank_environment
+from helpers.environments import rank_environment
 from helpers.jobs import Ended, finish, free_port
+from helpers.programs import run_python, start_python
 
 SCRIPT = str(Path(__file__).parent.parent.parent / "benchmarks/allreduce.py")
 SHORT = ("-b", "4K", "-e", "64K", "-f", "4", "-n", "2", "-w", "1", "--rounds", "2")
@@ -36,14 +36,7 @@ sys.exit(allreduce.main(sys.argv[1:]))
 
 def bench(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     """Run the benchmark."""
-    return subprocess.run(
-        [sys.executable, *arguments],
-        env={**clean_environment(), **environ},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    return run_python(*arguments, environ=environ)
 
 
 def ranks(*commands: Sequence[str]) -> list[Ended]:
@@ -51,17 +44,13 @@ def ranks(*commands: Sequence[str]) -> list[Ended]:
     port = free_port()
     return finish(
         [
-            subprocess.Popen(
-                [sys.executable, *command],
-                env={
-                    **clean_environment(),
+            start_python(
+                *command,
+                environ={
                     **rank_environment(rank, len(commands), port),
                     # Their arguments differ, and they are one job.
                     "GPUMAP_JOB_ID": "bench",
                 },
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
             )
             for rank, command in enumerate(commands)
         ]
@@ -177,12 +166,8 @@ def test_nothing_to_measure_is_an_error() -> None:
 def test_a_terminal_shows_progress() -> None:
     """On stderr, so that the tables can be piped."""
     master, slave = pty.openpty()
-    with subprocess.Popen(
-        [sys.executable, SCRIPT, *SHORT],
-        env={**clean_environment(), "TERM": "xterm"},
-        stdout=subprocess.PIPE,
-        stderr=slave,
-        text=True,
+    with start_python(
+        SCRIPT, *SHORT, environ={"TERM": "xterm"}, stderr=slave
     ) as process:
         os.close(slave)
         shown = b""

@@ -32,9 +32,9 @@ def counted_by_torch(mask: str) -> list[int]:
     """Return the places that torch makes of a mask on this node."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CUDA_VISIBLE_DEVICES", mask)
-        parsed = torch.cuda._parse_visible_devices()
+        parsed = torch.cuda._parse_visible_devices()  # noqa: SLF001 - torch's own parser is what it is compared with
     if parsed and isinstance(parsed[0], str):
-        return list(torch.cuda._transform_uuid_to_ordinals(parsed, UUIDS))
+        return list(torch.cuda._transform_uuid_to_ordinals(parsed, UUIDS))  # noqa: SLF001 - torch's own parser is what it is compared with
     ordinals = [ordinal for ordinal in parsed if isinstance(ordinal, int)]
     return list(takewhile(lambda ordinal: ordinal < len(UUIDS), ordinals))
 

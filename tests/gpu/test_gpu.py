@@ -5,8 +5,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,8 +13,8 @@ import torch.distributed as dist
 
 import gpumap
 from helpers import spawnjobs
-from helpers.environments import clean_environment
 from helpers.jobs import run
+from helpers.programs import run_python
 
 pytestmark = [
     pytest.mark.gpu,
@@ -57,19 +55,8 @@ print(json.dumps([detected, inside, last]))
 
 def alone(code: str) -> str:
     """Run Python code in a single process of its own, and return its last line."""
-    environ = {
-        name: value
-        for name, value in os.environ.items()
-        if name in clean_environment() or name.startswith("CUDA")
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=environ,
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
+    environ = {n: value for n, value in os.environ.items() if n.startswith("CUDA")}
+    done = run_python("-c", code, environ=environ)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.splitlines()[-1]
 
@@ -144,9 +131,8 @@ def test_all_reduce_is_right_on_every_size(tmp_path: Path) -> None:
     file = tmp_path / "found.json"
     script = Path(__file__).parent.parent.parent / "benchmarks/allreduce.py"
     command = [str(script), "-e", "1M", "--rounds", "2", "--json", str(file)]
-    subprocess.run(
-        [sys.executable, *command], env=clean_environment(), check=True, timeout=100
-    )
+    done = run_python(*command)
+    assert done.returncode == 0, done.stderr
     found = json.loads(file.read_text())
     assert found["device"] == "cuda"
     assert found["backend"] == "nccl"

@@ -2,7 +2,6 @@
 
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from helpers.environments import clean_environment, rank_environment
+from helpers.programs import start_python
 from helpers.warm import Script
 
 Process: TypeAlias = Script | subprocess.Popen[str]
@@ -47,16 +47,10 @@ def start(
     A cold one is a Python of its own, whose first environment and parent are its own.
     """
     command = [str(script), *case.split()]
-    environ = {**clean_environment(), "DELAY": str(delay), **environ}
-    if not cold:
-        return Script(command, environ)
-    return subprocess.Popen(
-        [sys.executable, *command],
-        env=environ,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    environ = {"DELAY": str(delay), **environ}
+    if cold:
+        return start_python(*command, environ=environ)
+    return Script(command, {**clean_environment(), **environ})
 
 
 def finish(processes: Sequence[Process], limit: float = LIMIT) -> list[Ended]:

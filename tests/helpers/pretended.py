@@ -33,7 +33,7 @@ def pretend_torch(
     )
     runtimes_own = len(devices) if counted is None else counted
     name = "_cuda_getDeviceCount"
-    monkeypatch.setattr(torch._C, name, lambda: runtimes_own, raising=False)
+    monkeypatch.setattr(torch._C, name, lambda: runtimes_own, raising=False)  # noqa: SLF001 - CUDA's own count
     accelerator = torch.accelerator
     monkeypatch.setattr(accelerator, "is_available", lambda: True)
     monkeypatch.setattr(accelerator, "current_accelerator", lambda: torch.device(kind))

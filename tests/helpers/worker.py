@@ -336,7 +336,7 @@ def shared_nccl() -> None:
 
 def is_in(function: Callable[..., object], thread: int) -> bool:
     """Tell whether a thread is in a function."""
-    frame = sys._current_frames().get(thread)
+    frame = sys._current_frames().get(thread)  # noqa: SLF001 - Python has no public way
     while frame is not None and frame.f_code is not function.__code__:
         frame = frame.f_back
     return frame is not None

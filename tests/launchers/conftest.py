@@ -11,8 +11,8 @@ import pytest
 
 import gpumap
 from helpers.cluster import slurm
-from helpers.environments import clean_environment
 from helpers.launchers import REPORT, Report, Run, Shown, need, reports
+from helpers.programs import run_program
 
 
 @pytest.fixture(scope="session")
@@ -39,15 +39,8 @@ def run(machines: str) -> Run:
     def run_command(
         command: Sequence[str], *, limit: float = 100, **environ: str
     ) -> list[Report]:
-        done = subprocess.run(
-            command,
-            env={**clean_environment(), "GPUMAP_REHEARSAL": machines, **environ},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=limit,
-            check=False,
-        )
+        environ = {"GPUMAP_REHEARSAL": machines, **environ}
+        done = run_program(command, environ, stderr=subprocess.STDOUT, timeout=limit)
         assert done.returncode == 0, done.stdout
         return reports(done.stdout)
 
@@ -64,14 +57,7 @@ def shown(machines: str) -> Shown:
     def run_command(
         command: Sequence[str], *, starts: bool = True, **environ: str
     ) -> list[str]:
-        done = subprocess.run(
-            command,
-            env={**clean_environment(), "GPUMAP_REHEARSAL": machines, **environ},
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        done = run_program(command, {"GPUMAP_REHEARSAL": machines, **environ})
         assert (done.returncode == 0) == starts, done.stdout + done.stderr
         return sorted(line for line in done.stdout.splitlines() if "launch:" in line)
 

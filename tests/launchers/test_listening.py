@@ -4,14 +4,14 @@ import contextlib
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Sequence
 
 import pytest
 
-from helpers.environments import clean_environment, rank_environment
+from helpers.environments import rank_environment
 from helpers.jobs import free_port
 from helpers.launchers import HERE, need
+from helpers.programs import start_python
 
 SPAWNS = f"""
 import sys
@@ -39,12 +39,8 @@ def listening(started: Sequence[subprocess.Popen[str]]) -> set[str]:
 
 def start(environ: dict[str, str], *arguments: str) -> subprocess.Popen[str]:
     """Start a Python whose output is read."""
-    return subprocess.Popen(
-        [sys.executable, *arguments],
-        env={**clean_environment(), **environ},
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
+    return start_python(
+        *arguments, environ=environ, stderr=None, start_new_session=True
     )
 
 

@@ -4,8 +4,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from helpers.environments import clean_environment, rank_environment
+from helpers.environments import rank_environment
 from helpers.launchers import REPORT, need, reports
+from helpers.programs import run_program
 
 SILENT = """
 import socket, time
@@ -44,14 +45,10 @@ def test_ranks_meet_where_no_name_server_answers(tmp_path: Path) -> None:
         ALONE,
         "bash",
     ]
-    done = subprocess.run(
+    done = run_program(
         [*command, str(resolver), sys.executable, SILENT, REPORT],
-        env={**clean_environment(), **rank_environment(0, 2, 29531)},
-        stdout=subprocess.PIPE,
+        rank_environment(0, 2, 29531),
         stderr=subprocess.STDOUT,
-        text=True,
-        timeout=100,
-        check=False,
     )
     assert done.returncode == 0, done.stdout
     assert len(reports(done.stdout)) == 2

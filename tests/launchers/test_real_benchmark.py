@@ -1,12 +1,11 @@
 """benchmarks/allreduce.py under real launchers."""
 
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from helpers.environments import clean_environment
 from helpers.launchers import HERE, need
+from helpers.programs import run_program
 
 BENCH = [
     *(sys.executable, str(Path(HERE).parent.parent / "benchmarks/allreduce.py")),
@@ -16,14 +15,7 @@ BENCH = [
 
 def table(command: Sequence[str], **environ: str) -> str:
     """Return what a command prints, which is one job's output."""
-    done = subprocess.run(
-        command,
-        env={**clean_environment(), **environ},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    done = run_program(command, environ)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("# Out of bounds values : 0 OK") == 2
     return done.stdout

@@ -1,14 +1,13 @@
 """The real mpirun and mpiexec, on one machine."""
 
-import subprocess
 import sys
 from collections.abc import Sequence
 
 import pytest
 
-from helpers.environments import clean_environment
 from helpers.jobs import free_port
 from helpers.launchers import Run, Shown, need
+from helpers.programs import run_program
 
 OPEN_MPI = ["mpirun.openmpi", "--oversubscribe", "--allow-run-as-root"]
 
@@ -59,13 +58,9 @@ def test_processes_whose_variables_are_lost_are_told_of_each_other(
     need(program)
     code = "import gpumap, time\nwith gpumap.session() as s: time.sleep(6)"
     forget = [word for name in lost for word in ("-u", name)]
-    done = subprocess.run(
+    done = run_program(
         [program, *options, "-n", "2", "env", *forget, sys.executable, "-c", code],
-        env={**clean_environment(), "GPUMAP_REHEARSAL": "dgx-a100"},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
+        {"GPUMAP_REHEARSAL": "dgx-a100"},
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("is alone on cuda:0 (GPU-a1000000…) too") == 1

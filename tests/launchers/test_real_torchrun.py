@@ -1,13 +1,12 @@
 """The real torchrun."""
 
 import re
-import subprocess
 import sys
 import time
 
-from helpers.environments import clean_environment
 from helpers.jobs import free_port
 from helpers.launchers import REPORT, Run, Shown, reports
+from helpers.programs import start_program
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 
@@ -39,15 +38,7 @@ def test_two_agents_with_two_processes_and_one(machines: str) -> None:
         command = [*TORCHRUN, "--nnodes", "2", "--nproc-per-node", str(size)]
         command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint]
         command += ["--rdzv-id", "uneven", "--local-addr", "127.0.0.1", REPORT]
-        agents.append(
-            subprocess.Popen(
-                command,
-                env={**clean_environment(), "GPUMAP_REHEARSAL": machines},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-        )
+        agents.append(start_program(command, {"GPUMAP_REHEARSAL": machines}))
         time.sleep(1)
     outs = [agent.communicate(timeout=100)[0] for agent in agents]
     assert [agent.returncode for agent in agents] == [0, 0], outs

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpumap.errors import DeviceError, LaunchError, PlacementError
+from gpumap.mapping.devices import Device
 from gpumap.mapping.launch import Launch
 from gpumap.mapping.plan import plan
 from gpumap.mapping.pool import place
@@ -91,10 +92,16 @@ def test_explain_is_a_table_of_all_ranks() -> None:
 
 
 def test_equal_nodes_are_worked_out_once() -> None:
-    """A thousand entries of one node share one pool."""
-    whole = plan([node(8)] * 1000, [8] * 1000)
-    assert len(whole._pools) == 1
+    """A thousand entries of one node: each of its devices is scored once."""
+    scored: list[int] = []
+
+    def score(device: Device) -> float:
+        scored.append(device.index)
+        return -device.index
+
+    whole = plan([node(8)] * 1000, [8] * 1000, scores=score)
     assert whole[7999].device.index == 7
+    assert scored == list(range(8))
 
 
 class Made(Mapping[int, list[int]]):

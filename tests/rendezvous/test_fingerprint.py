@@ -1,15 +1,13 @@
 """What shows that two processes are of two jobs, and what does not."""
 
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
 from gpumap.mapping.launch import Launch
 from gpumap.rendezvous.fingerprint import Fingerprint, fingerprint_of, mismatch
-from helpers.environments import clean_environment
 from helpers.jobs import free_port
+from helpers.programs import run_python, start_python
 
 OWNER = Fingerprint(
     rank=0,
@@ -81,13 +79,7 @@ def test_secrets_and_ranks_are_not_compared() -> None:
         "print(fingerprint_of(launch).model_dump_json())"
     )
     extra = {"API_TOKEN": "t0psecret", "MY_RANK": "1", "PLAIN": "value"}
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**clean_environment(), **extra},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = run_python("-c", code, environ=extra)
     found = Fingerprint.model_validate_json(done.stdout)
     assert "PLAIN" in found.environment
     assert not {"API_TOKEN", "MY_RANK"} & set(found.environment)
@@ -121,16 +113,7 @@ def test_two_scripts_that_spawn_on_one_port_do_not_mix(tmp_path: Any) -> None:
     script = tmp_path / "spawned.py"
     script.write_text(SPAWNED)
     port = str(free_port())
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(script), port, number],
-            env=clean_environment(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for number in ("1", "100")
-    ]
+    processes = [start_python(str(script), port, number) for number in ("1", "100")]
     outs = [process.communicate(timeout=100)[0] for process in processes]
     sums = {line for out in outs for line in out.splitlines() if line.startswith("sum")}
     assert sums in ({"sum 2.0"}, {"sum 200.0"}, {"sum 2.0", "sum 200.0"}), outs

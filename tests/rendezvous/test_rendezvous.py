@@ -21,7 +21,8 @@ def test_a_child_leaves_its_parents_store_alone() -> None:
         master_addr="127.0.0.1",
         master_port=free_port(),
     )
-    before = dict(rendezvous._opened)
+    opened = rendezvous._opened  # noqa: SLF001 - it stays for the life of the process
+    before = dict(opened)
     assert meet(launch, 10, {}).host == 0
     pid = os.fork()
     if pid == 0:
@@ -39,5 +40,5 @@ def test_a_child_leaves_its_parents_store_alone() -> None:
     meeting = meet(launch, 10, {})
     meeting.store.set("still", "here")
     assert meeting.store.get("still") == b"here"
-    rendezvous._opened.clear()
-    rendezvous._opened.update(before)
+    opened.clear()
+    opened.update(before)

@@ -3,8 +3,6 @@
 import json
 import re
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Iterable
 from pathlib import Path
@@ -18,8 +16,9 @@ from gpumap.rendezvous.members import Member, Terms
 from gpumap.rendezvous.peers import Peers
 from gpumap.rendezvous.roll_call import roll_call
 from gpumap.rendezvous.session_store import SessionStore, TorchKeys
-from helpers.environments import clean_environment, rank_environment
+from helpers.environments import rank_environment
 from helpers.jobs import Ended, finish, free_port, run, start
+from helpers.programs import run_python
 
 REHEARSAL = {"GPUMAP_REHEARSAL": "dgx-a100"}
 DATA = Path(__file__).parent.parent / "data"
@@ -346,14 +345,7 @@ def test_the_shell_of_a_terminals_step_is_told_in_the_first_seconds() -> None:
         "SLURM_PTY_PORT": "40001",
     }
     code = "import gpumap\nwith gpumap.session(device='cpu', start_timeout=7): pass"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**clean_environment(), **step},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = run_python("-c", code, environ=step)
     assert done.returncode == 1
     waiting, _, error = done.stderr.partition("Traceback")
     assert "rank 1 of 2 not here yet" in waiting
@@ -401,14 +393,7 @@ def test_a_world_that_no_machine_holds_ends_in_time() -> None:
         ("start_timeout=1", "1000000000 processes on dgx-a100 have 8 devices"),
     ):
         code = f"import gpumap\nwith gpumap.session({where}): pass"
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            env={**clean_environment(), **REHEARSAL, **world},
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        done = run_python("-c", code, environ={**REHEARSAL, **world})
         assert done.returncode == 1
         assert said in done.stderr
 

@@ -1,11 +1,10 @@
 """Processes that each believe to be alone, on one device or on two."""
 
 import subprocess
-import sys
 
 import pytest
 
-from helpers.environments import clean_environment
+from helpers.programs import start_python
 
 CODE = """
 import sys, gpumap
@@ -19,13 +18,11 @@ def alone_on(*devices: int) -> list[str]:
     """Return what processes of this one say that are each a world of one, in turn."""
     began: list[subprocess.Popen[str]] = []
     for device in devices:
-        process = subprocess.Popen(
-            [sys.executable, "-c", CODE, str(device)],
-            env={**clean_environment(), "GPUMAP_REHEARSAL": "dgx-a100"},
+        process = start_python(
+            *("-c", CODE, str(device)),
+            environ={"GPUMAP_REHEARSAL": "dgx-a100"},
             stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            text=True,
         )
         began.append(process)
         assert process.stdout is not None

@@ -1,9 +1,6 @@
 """What is known of this process's collectives, by torch's own recorder."""
 
-import subprocess
-import sys
-
-from helpers.environments import clean_environment
+from helpers.programs import run_python
 
 COUNTS = """
 import torch, torch.distributed as dist
@@ -26,12 +23,6 @@ print(progress(name, before).made)
 
 def test_what_is_counted_and_what_is_not_known() -> None:
     """None at first, five, none of a later group; then they are pushed out."""
-    done = subprocess.run(
-        [sys.executable, "-c", COUNTS],
-        env=clean_environment(),
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=110,
-        check=True,
-    )
+    done = run_python("-c", COUNTS)
+    assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["0", "5", "0", "None"]

@@ -4,13 +4,13 @@ import os
 import re
 import resource
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from helpers.environments import clean_environment, rank_environment
+from helpers.environments import rank_environment
 from helpers.jobs import free_port
+from helpers.programs import run_python, start_python
 
 SPAWN = """
 import time
@@ -44,16 +44,7 @@ def run(
         if files is not None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
 
-    return subprocess.run(
-        [sys.executable, *command],
-        input=stdin,
-        env={**clean_environment(), **more},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-        preexec_fn=limit,
-    )
+    return run_python(*command, input=stdin, environ=more, preexec_fn=limit)
 
 
 def test_a_script_that_comes_from_standard_input_can_spawn() -> None:
@@ -106,14 +97,7 @@ def test_a_session_of_two_needs_as_many_files_as_it_opens(
         "        print('in', s.rank, number)\n"
     )
     started = [
-        subprocess.Popen(
-            [sys.executable, "-c", code],
-            env={**clean_environment(), **rank_environment(n, 2, port)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for n in range(2)
+        start_python("-c", code, environ=rank_environment(n, 2, port)) for n in range(2)
     ]
     outs = [process.communicate(timeout=100)[0] for process in started]
     assert [process.returncode for process in started] == [0, 0], outs
@@ -131,28 +115,18 @@ def test_a_script_whose_import_is_slow_is_refused_in_time(tmp_path: Path) -> Non
 @pytest.mark.parametrize("where", ["full", "closed", "read enough"])
 def test_the_command_says_where_it_cannot_print(where: str) -> None:
     """Exit code 2, which is neither that a session could start nor that none could."""
-    command = [sys.executable, "-m", "gpumap", "--machine", "t4x4"]
+    command = ("-m", "gpumap", "--machine", "t4x4")
     if where == "full":
         with Path("/dev/full").open("w") as full:
-            done = subprocess.run(
-                command, stdout=full, stderr=subprocess.PIPE, text=True, check=False
-            )
+            done = run_python(*command, stdout=full)
         said = "gpumap: nothing could be printed: [Errno 28] No space left on device\n"
     elif where == "closed":
-        done = subprocess.run(
-            command,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-            preexec_fn=lambda: os.close(1),
-        )
+        done = run_python(*command, stdout=None, preexec_fn=lambda: os.close(1))
         said = "gpumap: nothing could be printed: standard output is closed\n"
     else:
         reader, writer = os.pipe()
         os.close(reader)
-        done = subprocess.run(
-            command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False
-        )
+        done = run_python(*command, stdout=writer)
         os.close(writer)
         said = ""
     assert done.stderr == said

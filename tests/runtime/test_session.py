@@ -1,12 +1,11 @@
 """Sessions in real processes, over gloo on the CPU."""
 
 import copy
+import inspect
 import json
 import multiprocessing
 import pickle
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,10 @@ from torch import nn
 
 import gpumap
 from gpumap.errors import DeviceError, SessionError
+from gpumap.runtime.local_setup import SessionOptions
 from helpers import spawnjobs
-from helpers.environments import clean_environment
 from helpers.jobs import WORKER, Ended, finish, free_port, run, start
+from helpers.programs import run_python
 
 REHEARSAL = {"GPUMAP_REHEARSAL": "dgx-a100"}
 
@@ -95,19 +95,22 @@ def test_one_gpu_and_one_process() -> None:
     assert "rehearsal of dgx-a100: no GPU is used" in one.out
 
 
+def test_the_options_of_a_session_are_the_same_wherever_they_are_declared() -> None:
+    """Their names, order and defaults, in session() and in ddp_session()."""
+    options = [
+        (n, p.default) for n, p in inspect.signature(gpumap.session).parameters.items()
+    ]
+    of_ddp = inspect.signature(gpumap.ddp_session).parameters.items()
+    assert [(name, p.default) for name, p in of_ddp][1:-1] == options
+    declared = inspect.signature(SessionOptions).parameters.items()
+    assert [(name, p.default) for name, p in declared][:-1] == options
+
+
 def test_under_torchrun_the_agents_store_is_used() -> None:
     """And explicit ids are mapped, in rehearsal."""
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"),
-            *(str(WORKER), "explicit"),
-        ],
-        env={**clean_environment(), **REHEARSAL, "GPUS": "2,3"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    environ = {**REHEARSAL, "GPUS": "2,3"}
+    done = run_python(*torchrun, str(WORKER), "explicit", environ=environ)
     assert done.returncode == 0, done.stderr
     assert sorted(re.findall(r"mapped cuda:(\d)", done.stdout)) == ["2", "3"]
 

@@ -2,11 +2,12 @@
 
 import signal
 import subprocess
-import sys
 import textwrap
 import time
 
 import pytest
+
+from helpers.programs import run_python
 
 SETUP = """
 import asyncio, ctypes, multiprocessing, os, signal, sys, threading, time, warnings
@@ -29,13 +30,9 @@ def say(*words):
 
 def run(body: str, first: str = "") -> tuple[int, str]:
     """Return the exit code and the output of a script."""
-    done = subprocess.run(
-        [sys.executable, "-c", first + SETUP + textwrap.dedent(body)],
-        stdout=subprocess.PIPE,
+    done = run_python(
+        *("-c", first + SETUP + textwrap.dedent(body)),
         stderr=subprocess.STDOUT,
-        text=True,
-        timeout=60,
-        check=False,
         # A shell may have left it ignored.
         preexec_fn=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL),
     )

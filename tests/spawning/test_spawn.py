@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import signal
 import subprocess
-import sys
 import textwrap
 import threading
 import time
@@ -23,7 +22,7 @@ from nbclient import NotebookClient
 import gpumap
 from gpumap.mapping.device_refs import DeviceRef
 from helpers import spawnjobs
-from helpers.environments import clean_environment
+from helpers.programs import run_python, start_python
 
 HERE = Path(__file__).parent.parent / "helpers"
 
@@ -251,14 +250,7 @@ def run_script(
     """Run a script of a user's."""
     path = tmp_path / "script.py"
     path.write_text(textwrap.dedent(text))
-    return subprocess.run(
-        [sys.executable, str(path)],
-        env={**clean_environment(), **environ},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    return run_python(str(path), environ=environ)
 
 
 def test_a_script_without_the_main_guard_is_told_what_to_add(tmp_path: Path) -> None:
@@ -509,14 +501,13 @@ def test_the_end_of_the_parent_is_the_end_of_all(
     """Ctrl-C at once, and a killed parent too leaves no orphan."""
     script = tmp_path / "waits.py"
     script.write_text(WAITS.format(here=str(HERE), folder=str(tmp_path)))
-    process = subprocess.Popen(
-        [sys.executable, str(script)],
-        env=clean_environment(),
+    process = start_python(
+        str(script),
+        stdout=None,
         stderr=subprocess.PIPE,
-        text=True,
         start_new_session=True,
         # A shell may have left it ignored.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # noqa: PLW1509
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     pids = pids_of(tmp_path)
     began = time.monotonic()
