@@ -1,4 +1,4 @@
-"""What holds for every run of tests: it leaves no process and no file behind."""
+"""A fixture for every run of the tests: it leaves no process and no file behind."""
 
 import multiprocessing.util
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-# What multiprocessing keeps until this process ends.
+# multiprocessing's own helpers, which live until this process ends.
 _HELPERS = ("multiprocessing.forkserver", "multiprocessing.resource_tracker")
 
 
@@ -17,13 +17,13 @@ _HELPERS = ("multiprocessing.forkserver", "multiprocessing.resource_tracker")
 def nothing_is_left(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Generator[None, None, None]:
-    """Give all processes one folder for files; remove it, and find none alive."""
-    # These two are elsewhere, and are removed by those who made them.
+    """Give all processes one TMPDIR; remove it at the end, and find none alive."""
+    # pytest and multiprocessing create and remove their own folders, outside TMPDIR.
     tmp_path_factory.getbasetemp()
     multiprocessing.util.get_temp_dir()
     before = os.environ.get("TMPDIR")
     with tempfile.TemporaryDirectory(prefix="tests-") as folder:
-        Path(folder).chmod(0o755)  # munged wants every user to get through
+        Path(folder).chmod(0o755)  # munged needs a folder that every user may enter
         os.environ["TMPDIR"], tempfile.tempdir = folder, None
         yield
         if "helpers.warm" in sys.modules:
@@ -38,7 +38,7 @@ def nothing_is_left(
 
 
 def _started_with(folder: str) -> list[str]:
-    """Return pid, parent and command of each process that was given the folder."""
+    """Return pid, parent and command of each process with this TMPDIR."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:

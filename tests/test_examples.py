@@ -12,20 +12,20 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
 def output(*command: str, **environ: str) -> str:
-    """Return what a command prints; it must end with 0."""
+    """Return what a command prints; its exit code must be 0."""
     done = run_python(*command, environ=environ)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def accuracy(out: str) -> float:
-    """Return the accuracy printed; once, by rank 0."""
+    """Return the accuracy, which only rank 0 must have printed."""
     [found] = re.findall(r"accuracy (\S+)", out)
     return float(found)
 
 
 def test_the_demo_prints_plan_progress_and_accuracy() -> None:
-    """Rank 0 on cuda:2 and rank 1 on cuda:3 of a rehearsed DGX A100."""
+    """The demo trains ranks 0 and 1 on cuda:2 and cuda:3 of a rehearsed DGX A100."""
     out = output(str(EXAMPLES / "demo.py"))
     plan, training = out.split("rank 0 on cuda:2")[0], out
     assert re.search(r"0 .* cuda:2 \(GPU-a1000002…\)  NVIDIA A100-SXM4-40GB", plan)
@@ -36,7 +36,7 @@ def test_the_demo_prints_plan_progress_and_accuracy() -> None:
 
 
 def test_the_same_script_runs_under_python_alone() -> None:
-    """On the CPU, as a world of one."""
+    """Under plain python the training script is one rank on the CPU."""
     out = output(str(EXAMPLES / "train.py"))
     assert "rank 0 on cpu" in out
     assert accuracy(out) > 0.9

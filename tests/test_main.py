@@ -1,4 +1,4 @@
-"""`python -m gpumap` shows what is there and changes nothing."""
+"""`python -m gpumap`: what it prints, what it saves and how it exits."""
 
 import json
 import os
@@ -26,20 +26,20 @@ LAUNCHED = {
 
 @pytest.fixture(autouse=True)
 def no_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the extra, unless a test has it."""
+    """Hide nvidia-ml-py, unless a test provides a fake."""
     monkeypatch.setitem(sys.modules, "pynvml", None)
 
 
 @pytest.fixture
 def one_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Be rank 1 of 2 on a rehearsed DGX A100."""
+    """Set the environment of rank 1 of 2 on a rehearsed DGX A100."""
     for name, value in (LAUNCHED | {"GPUMAP_REHEARSAL": "dgx-a100"}).items():
         monkeypatch.setenv(name, value)
 
 
 @pytest.mark.usefixtures("one_of_two")
 def test_a_rank_shows_its_launch_its_node_and_its_own_placement(capsys: Shown) -> None:
-    """The tables are local rank 0's to show: once a node is enough."""
+    """Local rank 1 prints its launch, node and placement, and no tables of the node."""
     assert main(["--gpus", "2,GPU-a1000005"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         (
@@ -58,7 +58,7 @@ def test_a_rank_shows_its_launch_its_node_and_its_own_placement(capsys: Shown) -
 def test_local_rank_0_shows_devices_links_and_the_plan_of_the_node(
     capsys: Shown, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Devices in both numberings, under the mask."""
+    """Local rank 0 lists the visible devices by index and by physical index."""
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("LOCAL_RANK", "0")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,2")
@@ -76,7 +76,7 @@ def test_local_rank_0_shows_devices_links_and_the_plan_of_the_node(
 
 @pytest.mark.usefixtures("one_of_two")
 def test_it_says_what_would_stop_a_session(capsys: Shown) -> None:
-    """In the error's own words, with exit code 1."""
+    """An error that would stop a session is printed, and the exit code is 1."""
     assert main(["--gpus", "2,9"]) == 1
     assert "DeviceError: there is no device 9 on dgx-a100." in capsys.readouterr().out
 
@@ -85,7 +85,7 @@ def test_it_says_what_would_stop_a_session(capsys: Shown) -> None:
 def test_a_launch_that_contradicts_itself_is_said(
     capsys: Shown, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing is shown that was not read."""
+    """A contradictory launch prints its LaunchError first, with exit code 1."""
     monkeypatch.setenv("RANK", "7")
     assert main([]) == 1
     assert capsys.readouterr().out.startswith("LaunchError: rank 7 is out of range")
@@ -101,7 +101,7 @@ def test_a_launch_that_contradicts_itself_is_said(
 def test_a_value_that_cannot_be_read_is_told_with_its_option(
     option: str, wrong: str, capsys: Shown
 ) -> None:
-    """As argparse does, with exit code 2."""
+    """An invalid value is an argparse error with the option's name, exit code 2."""
     with pytest.raises(SystemExit) as caught:
         main([option, wrong])
     assert caught.value.code == 2
@@ -110,7 +110,7 @@ def test_a_value_that_cannot_be_read_is_told_with_its_option(
 
 @pytest.mark.usefixtures("one_of_two")
 def test_two_ranks_on_one_device_are_said(capsys: Shown) -> None:
-    """As a session would."""
+    """Two ranks on one device print the PlacementError that a session would raise."""
     assert main(["--strategy", "modulo", "--gpus", "2"]) == 1
     out = capsys.readouterr().out
     assert "PlacementError: rank 0 and rank 1 are both placed on cuda:2" in out
@@ -129,7 +129,7 @@ def test_two_ranks_on_one_device_are_said(capsys: Shown) -> None:
 def test_a_machine_one_does_not_have_is_planned(
     capsys: Shown, options: str, devices: list[str]
 ) -> None:
-    """As many processes as devices, unless --nproc says."""
+    """--machine plans a described machine, by default with a process per device."""
     assert main([*options.split(), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     placed = [f"cuda:{place['device']['index']}" for place in report["placements"]]
@@ -160,7 +160,7 @@ def test_a_machine_one_does_not_have_is_planned(
 def test_it_warns_of_what_works_and_could_be_better(
     capsys: Shown, options: str, said: str
 ) -> None:
-    """One line each, after the plan."""
+    """A plan that works but could be better prints a warning, with exit code 0."""
     assert main(options.split()) == 0
     lines = capsys.readouterr().out.splitlines()
     assert any(line.startswith(f"warning: {said}") for line in lines), lines
@@ -169,7 +169,7 @@ def test_it_warns_of_what_works_and_could_be_better(
 def test_a_mask_that_is_a_slip_is_said(
     capsys: Shown, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where it leaves nothing to start on."""
+    """A malformed mask is warned about, even if it leaves no device to start on."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", '"0"')
     assert main(["--machine", "t4x4", "--gpus", "0"]) == 1
     out = capsys.readouterr().out
@@ -180,7 +180,7 @@ def test_a_mask_that_is_a_slip_is_said(
 def test_a_saved_node_can_be_rehearsed(
     tmp_path: Path, capsys: Shown, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same node comes back; under a mask, what it left is told to be a part."""
+    """A saved node can be loaded again; saving under a mask says that it is partial."""
     path = tmp_path / "here.json"
     assert main(["--machine", "t4x4", "--save", str(path)]) == 0
     assert gpumap.Node.model_validate_json(path.read_text()) == gpumap.machine("t4x4")
@@ -197,7 +197,7 @@ def test_a_saved_node_can_be_rehearsed(
 def test_a_full_disc_leaves_the_old_file_as_it_was(
     tmp_path: Path, capsys: Shown
 ) -> None:
-    """The only file that gpumap writes."""
+    """If the disk is full, --save fails and the old file keeps its contents."""
     path = tmp_path / "here.json"
     path.write_text("old")
     (tmp_path / "here.json.part").symlink_to("/dev/full")
@@ -210,7 +210,7 @@ def test_a_full_disc_leaves_the_old_file_as_it_was(
 def test_devices_that_torch_does_not_see_are_said(
     capsys: Shown, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The driver has them; this torch has no CUDA."""
+    """A GPU that NVML finds and a torch without CUDA does not see is reported."""
     pretend_nvml(monkeypatch, MIG)
     assert main([]) == 0
     out = capsys.readouterr().out
@@ -219,7 +219,7 @@ def test_devices_that_torch_does_not_see_are_said(
 
 
 def test_what_a_terminal_cannot_show_is_no_traceback(tmp_path: Path) -> None:
-    """An ASCII terminal, and a mask that is no text."""
+    """An ASCII terminal and a mask that is not valid Unicode cause no traceback."""
     for option in ("--nproc=2", "--json"):
         environ = {"PYTHONIOENCODING": "ascii", "CUDA_VISIBLE_DEVICES": "0,\udcff"}
         command = ("-m", "gpumap", "--machine", "t4x4", option)
@@ -231,7 +231,7 @@ def test_what_a_terminal_cannot_show_is_no_traceback(tmp_path: Path) -> None:
 def test_the_environment_names_a_pool(
     capsys: Shown, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """GPUMAP_GPUS, as a session takes it where its script names none."""
+    """Without --gpus the devices of GPUMAP_GPUS are planned, as in a session."""
     monkeypatch.setenv("GPUMAP_GPUS", "3,1")
     assert main(["--machine", "t4x4", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
@@ -239,7 +239,7 @@ def test_the_environment_names_a_pool(
 
 
 def test_on_slices_as_many_processes_fit_as_gpus(capsys: Shown) -> None:
-    """And what fits is named where two would share one."""
+    """On MIG slices there is a process per GPU; the error names one slice of each."""
     path = str(Path(__file__).parent / "data/a100-mig.json")
     assert main(["--machine", path]) == 1
     out = capsys.readouterr().out
@@ -250,7 +250,7 @@ def test_on_slices_as_many_processes_fit_as_gpus(capsys: Shown) -> None:
 def test_the_page_shows_what_is_printed(
     capsys: Shown, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The example in docs/devices.md, word for word."""
+    """The example in docs/devices.md is the command's output, word for word."""
     page = (Path(__file__).parent.parent / "docs/devices.md").read_text()
     example = page.split("```shell\n")[1].split("```")[0]
     command, shown = example.split("\n", maxsplit=1)
@@ -269,7 +269,7 @@ def two_nodes(folder: Path) -> str:
 
 
 def test_all_nodes_of_a_description_are_shown(capsys: Shown, tmp_path: Path) -> None:
-    """Each with its devices; the plan has the ranks of both, and each one's doubts."""
+    """A file of two nodes shows the devices, the ranks and the warnings of both."""
     options = f"--machine {two_nodes(tmp_path)} --nproc 2 --json"
     assert main(options.split()) == 0
     found = json.loads(capsys.readouterr().out)
@@ -289,7 +289,7 @@ def test_all_nodes_of_a_description_are_shown(capsys: Shown, tmp_path: Path) -> 
 
 
 def test_each_node_of_a_description_is_filled(capsys: Shown, tmp_path: Path) -> None:
-    """Four processes on the first, two on the second."""
+    """Without --nproc each node has a process per device: four and two."""
     assert main(["--machine", two_nodes(tmp_path)]) == 0
     rows = [r for r in capsys.readouterr().out.splitlines() if r[:1].isdecimal()]
     assert [row.split()[:2] for row in rows] == [
@@ -301,14 +301,14 @@ def test_each_node_of_a_description_is_filled(capsys: Shown, tmp_path: Path) -> 
 def test_a_node_that_cannot_hold_its_ranks_is_named(
     capsys: Shown, tmp_path: Path
 ) -> None:
-    """Four processes fit the first node, and not the second."""
+    """If four processes fit the first node but not the second, the error names it."""
     assert main(["--machine", two_nodes(tmp_path), "--nproc", "4"]) == 1
     out = capsys.readouterr().out
     assert "4 processes on rtx3090-gtx1080 have 2 devices" in out
 
 
 def test_nodes_alike_are_pretended_by_number(capsys: Shown, tmp_path: Path) -> None:
-    """Three DGX A100s: shown once, with 24 ranks; other numbers are refused."""
+    """--nodes 3 plans three equal nodes; a file of two nodes refuses it."""
     assert main(["--machine", "dgx-a100", "--nodes", "3"]) == 0
     out = capsys.readouterr().out
     assert out.count("devices visible") == 1
@@ -318,7 +318,7 @@ def test_nodes_alike_are_pretended_by_number(capsys: Shown, tmp_path: Path) -> N
 
 
 def test_sharing_on_purpose_is_shown_as_a_session_would_have_it(capsys: Shown) -> None:
-    """With gloo it is a plan; with NCCL it is refused."""
+    """Sharing by --oversubscribe is planned for gloo and refused for NCCL."""
     sharing = ["--machine", "rtx3090x2", "--nproc", "4", "--gpus", "0,1,0,1"]
     sharing.append("--oversubscribe")
     assert main([*sharing, "--backend", "gloo"]) == 0
@@ -331,7 +331,7 @@ def test_sharing_on_purpose_is_shown_as_a_session_would_have_it(capsys: Shown) -
 def test_ranks_without_an_address_to_meet_at_are_told(
     capsys: Shown, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Open MPI on two nodes: the plan is shown, and that no session could start."""
+    """A rank without a MASTER_ADDR shows its plan and a LaunchError, exit code 1."""
     monkeypatch.setenv("GPUMAP_REHEARSAL", "dgx-a100")
     for name, value in (("RANK", 1), ("SIZE", 4), ("LOCAL_RANK", 1), ("LOCAL_SIZE", 2)):
         monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", str(value))
@@ -345,7 +345,7 @@ def test_ranks_without_an_address_to_meet_at_are_told(
 def test_a_kind_that_no_torch_trains_on_is_told(
     capsys: Shown, tmp_path: Path, kind: str, code: int
 ) -> None:
-    """Ascend's torch is not here and may be rehearsed; the other is no kind at all."""
+    """A kind unknown to torch is an error; npu is not, even without torch_npu."""
     file = tmp_path / "machine.json"
     devices = [{"kind": kind, "index": 0}]
     file.write_text(json.dumps({"hostname": "n1", "devices": devices}))
@@ -357,7 +357,7 @@ def test_a_kind_that_no_torch_trains_on_is_told(
 def test_a_path_that_is_no_unicode_goes_to_json_too(
     capsys: Shown, tmp_path: Path
 ) -> None:
-    """What cannot be written is replaced."""
+    """A path that is not valid Unicode does not break the JSON output."""
     path = os.fsdecode(os.fsencode(tmp_path) + b"/a\xff.json")
     Path(path).write_text(gpumap.machine("t4x4").model_dump_json())
     assert main(["--machine", path, "--json"]) == 0
@@ -365,6 +365,6 @@ def test_a_path_that_is_no_unicode_goes_to_json_too(
 
 
 def test_a_folder_is_no_file_to_save_to(capsys: Shown) -> None:
-    """Told, with exit code 1."""
+    """--save with a folder prints that nothing was saved, with exit code 1."""
     assert main(["--machine", "t4x4", "--save", "."]) == 1
     assert "nothing was saved: " in capsys.readouterr().out

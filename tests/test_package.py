@@ -1,4 +1,4 @@
-"""The package as a whole: what importing it costs, and what it offers."""
+"""The package as a whole: what importing it costs, and its public names."""
 
 import ast
 import inspect
@@ -14,7 +14,7 @@ from helpers.programs import run_python
 
 
 def test_importing_gpumap_imports_neither_torch_nor_nvml() -> None:
-    """As `python -X importtime` tells."""
+    """`import gpumap` imports neither torch nor pynvml (`python -X importtime`)."""
     done = run_python("-X", "importtime", "-c", "import gpumap")
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "gpumap" in imported
@@ -23,7 +23,7 @@ def test_importing_gpumap_imports_neither_torch_nor_nvml() -> None:
 
 @pytest.mark.parametrize("names", [["place", "plan", "machine", "detect_launch"]])
 def test_planning_needs_no_torch(names: list[str]) -> None:
-    """A login node without torch can still say who would train where."""
+    """Planning imports no torch, so that it works on a login node without torch."""
     code = (
         "import sys, gpumap\n"
         f"for name in {names}: getattr(gpumap, name)\n"
@@ -35,7 +35,7 @@ def test_planning_needs_no_torch(names: list[str]) -> None:
 
 @pytest.mark.parametrize("name", dir(gpumap))
 def test_every_public_name_resolves_and_has_a_docstring(name: str) -> None:
-    """DeviceRef is a union of int and str, and documented where it is defined."""
+    """Every public name has a docstring, except DeviceRef, a union of types."""
     value = getattr(gpumap, name)
     if name != "DeviceRef":
         assert inspect.getdoc(value)
@@ -43,7 +43,7 @@ def test_every_public_name_resolves_and_has_a_docstring(name: str) -> None:
 
 
 def test_checkers_read_the_same_names_as_are_loaded() -> None:
-    """One list for checkers, one for Python: the same names, of the same modules."""
+    """The names that type checkers read are those that are loaded at run time."""
     tree = ast.parse(Path(gpumap.__file__).read_text())
     imported = {
         alias.asname: (node.module, alias.name)
@@ -60,6 +60,6 @@ def test_checkers_read_the_same_names_as_are_loaded() -> None:
 
 
 def test_the_console_script_is_the_command() -> None:
-    """`gpumap` is `python -m gpumap`."""
+    """The console script `gpumap` runs the same main() as `python -m gpumap`."""
     [script] = entry_points(group="console_scripts", name="gpumap")
     assert script.load() is main

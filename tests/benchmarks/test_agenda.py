@@ -1,4 +1,4 @@
-"""What is measured once and what apart, by the devices that are used."""
+"""Which strategies are measured together: those that use the same devices."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ import gpumap
 
 
 def words(options: Options, node: gpumap.Node, count: int) -> list[Word]:
-    """Return what each rank of one node would say."""
+    """Return the Word that each rank of one node would send."""
     launches = [
         gpumap.Launch(
             launcher="torchrun",
@@ -51,7 +51,7 @@ def words(options: Options, node: gpumap.Node, count: int) -> list[Word]:
 def test_strategies_on_the_same_devices_are_measured_once(
     ranks: int, ways: Sequence[str]
 ) -> None:
-    """On a DGX-1; strategies on other devices get a table of their own."""
+    """Strategies that use the same devices of a DGX-1 share one table."""
     options = Options(strategies=("local_rank", "modulo", "linked"))
     said = words(options, gpumap.machine("dgx1-v100"), ranks)
     found = agenda(options, said, "nccl", "cuda")
@@ -59,7 +59,7 @@ def test_strategies_on_the_same_devices_are_measured_once(
 
 
 def test_hosts_tell_nodes_apart_where_the_launcher_does_not() -> None:
-    """Open MPI does not say a node's number: two hosts are two nodes all the same."""
+    """If the launcher, such as Open MPI, gives no node ranks, each host is a node."""
     options = Options(strategies=("local_rank",))
     machine = gpumap.machine("dgx1-v100")
     said = [
@@ -79,7 +79,7 @@ def test_hosts_tell_nodes_apart_where_the_launcher_does_not() -> None:
 
 
 def test_a_device_shared_where_no_rank_sees_it_is_left_out() -> None:
-    """Ranks dealt to nodes in turn: 0 and 2 of one node, by rank modulo 2, share."""
+    """A strategy that puts two ranks of a node on one device is left out."""
     options = Options(strategies=("local_rank", "modulo"))
     machine = gpumap.machine("rtx3090x2")
     first, second = words(options, machine, 2)
@@ -94,7 +94,7 @@ def test_a_device_shared_where_no_rank_sees_it_is_left_out() -> None:
 
 
 def test_a_strategy_that_not_every_rank_was_asked_for_is_left_out() -> None:
-    """Rank 0's strategies hold, as far as the others know them."""
+    """A strategy that rank 0 asks for and another rank does not know is left out."""
     options = Options(strategies=("local_rank", "modulo"))
     first, second = words(options, gpumap.machine("rtx3090x2"), 2)
     known = {"local_rank": second.placements["local_rank"]}
@@ -104,7 +104,7 @@ def test_a_strategy_that_not_every_rank_was_asked_for_is_left_out() -> None:
 
 
 def test_the_limits_of_accelerators_are_those_of_their_links() -> None:
-    """One NVLink of a V100 carries 20 GB/s in one direction, two carry 40."""
+    """A limit is that of the links: one NVLink of a V100 carries 20 GB/s, two 40."""
     options = Options(strategies=("local_rank", "linked"))
     found = agenda(
         options, words(options, gpumap.machine("dgx1-v100"), 2), "nccl", "cuda"
@@ -116,7 +116,7 @@ def test_the_limits_of_accelerators_are_those_of_their_links() -> None:
 
 
 def test_on_a_cpu_all_strategies_use_the_same_device() -> None:
-    """So nothing that is printed as a difference is one."""
+    """On a CPU all strategies are measured once, since they use the same device."""
     options = Options(strategies=("local_rank", "linked"))
     found = agenda(
         options, words(options, gpumap.machine("dgx1-v100"), 2), "gloo", "cpu"

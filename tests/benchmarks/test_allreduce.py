@@ -15,7 +15,7 @@ from helpers.programs import run_python, start_python
 
 SCRIPT = str(Path(__file__).parent.parent.parent / "benchmarks/allreduce.py")
 SHORT = ("-b", "4K", "-e", "64K", "-f", "4", "-n", "2", "-w", "1", "--rounds", "2")
-# A rank's contribution is one too much at the first place.
+# Each rank adds its number to its first element: rank 1 adds one too much.
 PLANTED = f"""
 import sys
 sys.path.insert(0, {str(Path(SCRIPT).parent)!r})
@@ -66,11 +66,11 @@ def rows(out: str) -> list[list[str]]:
 def test_it_starts_its_own_ranks_and_prints_what_nccl_tests_does(
     tmp_path: Path,
 ) -> None:
-    """Three sizes by gpumap and by hand; the figures fit each other and the file."""
+    """The tables have nccl-tests' columns, and agree with the figures in the file."""
     file = tmp_path / "found.json"
     done = bench(SCRIPT, *SHORT, "--json", str(file))
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "━" not in done.stderr  # no bar where nobody watches
+    assert "━" not in done.stderr  # no progress bar without a terminal
     found = rows(done.stdout)
     assert [cells[:4] for cells in found] == 2 * [
         ["4096", "1024", "float", "sum"],
@@ -82,7 +82,7 @@ def test_it_starts_its_own_ranks_and_prints_what_nccl_tests_does(
     written = json.loads(file.read_text())
     seconds = written["ways"][0]["rows"][2]["in_place"]["seconds"]
     assert len(seconds) == 2
-    # Of two ranks the factor of the bus is 1.
+    # The bus factor of two ranks is 1.
     assert float(found[2][10]) == pytest.approx(
         65536 / (sum(seconds) / 2) / 1e9, abs=0.01
     )
@@ -98,7 +98,7 @@ def test_it_starts_its_own_ranks_and_prints_what_nccl_tests_does(
 
 
 def test_a_wrong_sum_is_counted_and_is_exit_code_1() -> None:
-    """One too much in one rank: one element is wrong, and both ranks see it."""
+    """A wrong element is counted by both ranks, and rank 0's exit code is 1."""
     command = ["-c", PLANTED, *SHORT]
     first, second = ranks(command, command)
     # Rank 0 speaks for all: a launcher ends with its code.
@@ -109,14 +109,14 @@ def test_a_wrong_sum_is_counted_and_is_exit_code_1() -> None:
 
 
 def test_the_sizes_are_rank_0s() -> None:
-    """Ranks that reduced different sizes would abort."""
+    """All ranks use rank 0's sizes, since ranks with different ones would abort."""
     first, second = ranks([SCRIPT, *SHORT], [SCRIPT, *SHORT, "-e", "1M"])
     assert (first.code, second.code) == (0, 0), first.out + second.out
     assert {cells[0] for cells in rows(first.out)} == {"4096", "16384", "65536"}
 
 
 def test_torchrun_starts_its_ranks() -> None:
-    """Two ranks, one output."""
+    """Two ranks of torchrun print one output."""
     done = bench(
         *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
         *(SCRIPT, *SHORT),
@@ -126,7 +126,7 @@ def test_torchrun_starts_its_ranks() -> None:
 
 
 def test_a_rehearsal_shows_each_strategys_devices_and_links() -> None:
-    """The figures are one CPU's, and are measured once for all strategies."""
+    """A rehearsal prints each strategy's devices and links, and measures once."""
     done = bench(
         *(SCRIPT, *SHORT, "--nproc", "2", "--strategies", "local_rank,modulo,linked"),
         GPUMAP_REHEARSAL="dgx1-v100",
@@ -144,7 +144,7 @@ def test_a_rehearsal_shows_each_strategys_devices_and_links() -> None:
 
 
 def test_a_strategy_that_fits_nothing_is_left_out_and_the_rest_measured() -> None:
-    """Its reason stands above the tables."""
+    """A strategy that cannot place the ranks is left out, with the reason."""
     done = bench(
         *(SCRIPT, *SHORT, "--nproc", "2", "--strategies", "local_rank,scored"),
         GPUMAP_REHEARSAL="",
@@ -154,7 +154,7 @@ def test_a_strategy_that_fits_nothing_is_left_out_and_the_rest_measured() -> Non
 
 
 def test_nothing_to_measure_is_an_error() -> None:
-    """Exit code 2, and words that say what to change."""
+    """If no strategy can be measured, the exit code is 2 and stderr says why."""
     done = bench(SCRIPT, *SHORT, "--nproc", "2", "--strategies", "scored,guess")
     assert done.returncode == 2
     assert done.stdout == ""
@@ -164,7 +164,7 @@ def test_nothing_to_measure_is_an_error() -> None:
 
 
 def test_a_terminal_shows_progress() -> None:
-    """On stderr, so that the tables can be piped."""
+    """Progress is shown on stderr, so that the tables can be piped."""
     master, slave = pty.openpty()
     with start_python(
         SCRIPT, *SHORT, environ={"TERM": "xterm"}, stderr=slave
@@ -190,7 +190,7 @@ def _read(terminal: int) -> bytes:
 
 
 def test_a_picture_is_drawn(tmp_path: Path) -> None:
-    """A PNG of 1080 by 660 points."""
+    """--plot writes a PNG of 1080 by 660 pixels."""
     file = tmp_path / "busbw.png"
     done = bench(SCRIPT, *SHORT, "--plot", str(file))
     assert done.returncode == 0, done.stderr
@@ -200,7 +200,7 @@ def test_a_picture_is_drawn(tmp_path: Path) -> None:
 
 
 def test_a_picture_without_matplotlib_is_refused_before_the_run() -> None:
-    """The error says how to install it."""
+    """Without matplotlib --plot is an error that says how to install it."""
     code = f"""
 import runpy, sys
 sys.modules["matplotlib"] = None

@@ -48,7 +48,10 @@ def row(size: int, *seconds: float) -> Row:
 def test_busbw_is_what_nccl_tests_prints(
     size: int, microseconds: float, busbw: float
 ) -> None:
-    """Rows of eight ranks in kvcache-ai/Mooncake #3484; times are rounded."""
+    """The busbw is as printed for eight ranks in kvcache-ai/Mooncake #3484.
+
+    The printed times are rounded.
+    """
     seconds = microseconds / 1e6
     found = outcome(8).busbw(row(size, seconds), seconds)
     assert found == pytest.approx(busbw, abs=0.02)
@@ -56,7 +59,7 @@ def test_busbw_is_what_nccl_tests_prints(
 
 @pytest.mark.parametrize(("ranks", "factor"), [(1, 0.0), (2, 1.0), (4, 1.5), (8, 1.75)])
 def test_the_factor_of_an_all_reduce(ranks: int, factor: float) -> None:
-    """2 (n - 1) / n, by hand; a single rank moves nothing."""
+    """The bus factor is 2 (n - 1) / n: a single rank moves nothing."""
     assert bus_factor(ranks) == factor
 
 
@@ -67,13 +70,13 @@ def test_sizes_double_from_the_smallest_to_the_largest() -> None:
 
 
 def test_the_sizes_of_a_cpu_end_where_a_run_stays_short() -> None:
-    """4 KiB to 256 MiB; on accelerators to 1 GiB."""
+    """The default sizes are 4 KiB to 256 MiB on a CPU, to 1 GiB on an accelerator."""
     assert len(options().on("cpu").counts()) == 17
     assert options().on("cuda").counts()[-1] * 4 == 2**30
 
 
 def test_a_step_that_overshoots_leaves_the_largest_size_out() -> None:
-    """As nccl-tests does: 4 K, 12 K, 36 K, and not 64 K."""
+    """As in nccl-tests, -f 3 from 4 K measures 4 K, 12 K and 36 K, but not 64 K."""
     counts = options(minbytes=4096, maxbytes=65536, factor=3).counts()
     assert counts == [1024, 3072, 9216]
 
@@ -84,7 +87,7 @@ def test_sizes_below_an_element_are_one_element() -> None:
 
 
 def test_large_sizes_are_repeated_less_on_a_cpu() -> None:
-    """Everywhere else they are repeated as asked for."""
+    """On a CPU large sizes are repeated less; elsewhere as often as asked for."""
     asked = options(iterations=20, warm_ups=5)
     assert asked.repeats(1024, "cpu") == (5, 20)
     assert asked.repeats(2**26, "cpu") == (1, 2)
@@ -98,7 +101,7 @@ def test_a_ratio_is_of_the_medians() -> None:
 
 
 def test_the_smallest_size_is_not_above_the_largest() -> None:
-    """It says how to write them."""
+    """A smallest size above the largest is an error that shows how to write both."""
     with pytest.raises(SessionError, match="no size from 8192 to 4096") as caught:
         options(minbytes=8192, maxbytes=4096)
     assert "-b 4K -e 256M" in str(caught.value)
@@ -108,7 +111,7 @@ def test_the_smallest_size_is_not_above_the_largest() -> None:
 def test_a_size_that_is_none_is_refused(
     size: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With what a size looks like, and before anything starts."""
+    """An invalid size is an error that shows what a size looks like."""
     with pytest.raises(SystemExit, match="2"):
         main(["-b", size])
     assert "is not a size like 4096, 4K or 256M" in capsys.readouterr().err

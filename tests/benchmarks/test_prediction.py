@@ -57,7 +57,7 @@ def test_a_ring_runs_at_its_slowest_link(
     local_rank: str,
     linked: str,
 ) -> None:
-    """So linked can be compared with local_rank without the machine."""
+    """The predicted bandwidth of a ring is that of its slowest link."""
     found = rows(capsys, *arguments)
     assert " ".join(found["local_rank"]) == local_rank
     assert " ".join(found["linked"]).removesuffix(" the devices of scored") == linked
@@ -66,7 +66,7 @@ def test_a_ring_runs_at_its_slowest_link(
 def test_the_same_devices_are_said_to_be_the_same(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Among four of a whole DGX-1, no strategy finds better than the first four."""
+    """A strategy with the devices of another one is printed as the same."""
     found = rows(capsys, "dgx1-v100", "--nproc", "4")
     for name in ("modulo", "scored", "linked"):
         assert " ".join(found[name]).endswith("NV1 20 the devices of local_rank")
@@ -75,7 +75,7 @@ def test_the_same_devices_are_said_to_be_the_same(
 def test_a_strategy_that_cannot_place_the_ranks_says_why(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Five processes on four cards: modulo would put two on one."""
+    """A strategy that cannot place five ranks on four cards prints its error."""
     found = rows(capsys, "t4x4", "--nproc", "5")
     assert " ".join(found["linked"]).startswith("5 processes on t4x4 have 4 devices")
     assert " ".join(found["modulo"]).startswith("rank 0 and rank 4 are both placed")
@@ -93,17 +93,17 @@ SHOWN = re.findall(
 def test_the_page_shows_what_the_command_prints(
     capsys: pytest.CaptureFixture[str], arguments: str, output: str
 ) -> None:
-    """Word for word."""
+    """docs/benchmarks.md shows the command's output word for word."""
     assert main(arguments.split()) == 0
     assert capsys.readouterr().out == output
 
 
 def test_the_page_shows_two_predictions() -> None:
-    """So that the test above compares something."""
+    """docs/benchmarks.md has two examples, so that they are in fact compared."""
     assert len(SHOWN) == 2
 
 
 def test_an_unknown_machine_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    """With the names there are."""
+    """An unknown machine is an error that lists the known ones."""
     assert main(["--machine", "dgx-9"]) == 2
     assert "There are dgx-a100, " in capsys.readouterr().err

@@ -1,6 +1,6 @@
-"""Whatever stands in an environment, gpumap answers, or raises an error of its own.
+"""Whatever an environment contains, gpumap returns a value or raises a GpumapError.
 
-The seeds are fixed, so that a failure comes again.
+The seeds are fixed, so that a failure can be repeated.
 """
 
 import contextlib
@@ -51,24 +51,24 @@ MACHINES = [machine(name) for name in ("dgx-a100", "dgx1-v100", "rtx3090-gtx1080
 
 @pytest.fixture(autouse=True)
 def quiet() -> Any:
-    """What is said about so many environments nobody reads."""
+    """Silence the log, which would have a warning for many of the environments."""
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)
 
 
 def seeded(number: int) -> random.Random:
-    """Return what draws the same in every run."""
+    """Return a generator that draws the same values in every run."""
     return random.Random(number)  # noqa: S311 - no secret hangs on it
 
 
 def value(dice: random.Random) -> str:
-    """Return a number as a launcher writes it, or what none would."""
+    """Return a number as launchers write them, or a text that none would write."""
     return dice.choice(NUMBERS if dice.random() < 0.7 else ODD)
 
 
 def of_vendor(dice: random.Random) -> Node:
-    """Return up to nine devices of a vendor, with names of their own or without."""
+    """Return a node of up to nine random devices of one vendor."""
     vendor = dice.choice(["cuda", "rocm", "xpu", "npu", "mps", "odd"])
     uuids = ["GPU-a1000002", "GPU-a1", "GPU-XX", "MIG-1", None]
     return Node(
@@ -93,7 +93,7 @@ def of_vendor(dice: random.Random) -> Node:
 
 
 def test_environments_give_a_launch_or_an_error_of_gpumaps() -> None:
-    """Captured ones with a few variables changed, and any variables thrown together."""
+    """Altered captures and random variables give a launch or a GpumapError."""
     dice = seeded(12)
     captured = [environ for job in jobs().values() for environ in job]
     outcomes = {True: 0, False: 0}
@@ -113,7 +113,7 @@ def test_environments_give_a_launch_or_an_error_of_gpumaps() -> None:
 
 
 def is_answered(environ: Mapping[str, str], dice: random.Random) -> bool:
-    """Detect, see and place as a session does; tell whether a launch came of it."""
+    """Detect, mask and place as a session does; tell whether there was a launch."""
     try:
         launch = detect_launch(environ)
     except GpumapError as error:
@@ -130,7 +130,7 @@ def is_answered(environ: Mapping[str, str], dice: random.Random) -> bool:
 
 
 def test_masks_leave_devices_or_an_error_of_gpumaps() -> None:
-    """Of every vendor, several at once, and what is left is counted from 0."""
+    """Masks of several vendors leave devices indexed from 0, or raise a GpumapError."""
     dice = seeded(13)
     for _ in range(MASKS):
         environ = {name: value(dice) for name in ALL_MASKS if dice.random() < 0.4}
@@ -154,7 +154,7 @@ def anything(dice: random.Random, depth: int = 0) -> Any:
     ]
     if depth < 2 and dice.random() < 0.5:
         several = [anything(dice, depth + 1) for _ in range(dice.randrange(5))]
-        with contextlib.suppress(TypeError):  # what cannot be a key
+        with contextlib.suppress(TypeError):  # unhashable, so no key
             return dice.choice(
                 [several, tuple(several), dict.fromkeys(several, dice.choice(plain))]
             )
@@ -162,7 +162,7 @@ def anything(dice: random.Random, depth: int = 0) -> Any:
 
 
 def test_choices_give_a_device_or_an_error_of_gpumaps() -> None:
-    """Whatever is written for gpus, scores, strategy and oversubscribe."""
+    """Any gpus, scores, strategy and oversubscribe give a device or a GpumapError."""
     dice = seeded(14)
     names: list[Any] = ["local_rank", "explicit", "modulo", "scored", "linked", None]
     for _ in range(CHOICES):
@@ -200,7 +200,7 @@ def _policy(strategy: Any, asked: Mapping[str, Any]) -> Policy:
 
 
 def test_plans_are_plans_or_errors_of_gpumaps() -> None:
-    """Of nodes of all kinds, with any sizes; each rank's placement can be looked up."""
+    """Plans of random nodes and sizes place every rank, or raise a GpumapError."""
     dice = seeded(15)
     for _ in range(PLANS):
         nodes = [
@@ -223,7 +223,7 @@ def test_plans_are_plans_or_errors_of_gpumaps() -> None:
 
 
 def test_descriptions_of_machines_are_nodes_or_errors_of_gpumaps() -> None:
-    """A rehearsal's JSON with fields changed for others."""
+    """A rehearsal's JSON with random fields is a Node or a GpumapError."""
     dice = seeded(16)
     text = MACHINES[0].keeping([0, 1]).model_dump(mode="json")
     for _ in range(5_000):

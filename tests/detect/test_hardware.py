@@ -1,4 +1,4 @@
-"""The accelerators of this host, as torch and NVML tell of them."""
+"""The accelerators of this host, as detected from torch and NVML."""
 
 import inspect
 import json
@@ -23,12 +23,12 @@ BARE = ("numa_node", "cpu_affinity")
 
 @pytest.fixture(autouse=True)
 def no_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the extra, unless a test has it."""
+    """Hide nvidia-ml-py, unless a test provides a fake."""
     monkeypatch.setitem(sys.modules, "pynvml", None)
 
 
 def card(index: int, **fields: object) -> Device:
-    """Return one of several A100 as torch alone would tell of it."""
+    """Return an A100 with the fields that torch alone provides."""
     own = {
         "index": index,
         "uuid": f"GPU-a100000{index}-0000-4000-8000-000000000000",
@@ -40,7 +40,7 @@ def card(index: int, **fields: object) -> Device:
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="needs a machine without")
 def test_without_an_accelerator_the_node_has_no_devices() -> None:
-    """And its own host name."""
+    """Without an accelerator the node has its host name and no devices."""
     node = detect_node()
     assert node.hostname == socket.gethostname()
     assert node.devices == ()
@@ -49,7 +49,7 @@ def test_without_an_accelerator_the_node_has_no_devices() -> None:
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="needs a machine without")
 @pytest.mark.parametrize("kind", ["cuda", "cuda:1", "gpu"])
 def test_a_kind_that_is_not_there_is_an_error(kind: str) -> None:
-    """Which device is for gpus to say, not for device."""
+    """A kind that this machine lacks is an error, which points to gpus=[…]."""
     with pytest.raises(DeviceError) as caught:
         detect_node(kind)
     assert caught.value.happened == f"device={kind!r} was asked for, and there is none."
@@ -57,7 +57,7 @@ def test_a_kind_that_is_not_there_is_an_error(kind: str) -> None:
 
 
 def test_torchs_properties_become_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Units are bytes; the bus ID is written as nvidia-smi writes it."""
+    """Memory is in bytes, and the bus ID is written as nvidia-smi writes it."""
     pretend_torch(monkeypatch, [card(0)])
     assert detect_node("cuda", {}).devices == (
         Device(
@@ -87,7 +87,10 @@ def test_torchs_properties_become_a_device(monkeypatch: pytest.MonkeyPatch) -> N
 def test_without_nvml_the_mask_or_the_buses_tell_the_physical_indices(
     monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], physical: list[int | None]
 ) -> None:
-    """A mask that fits another number of devices was not in force."""
+    """Without NVML physical indices come from the mask, or else from the bus order.
+
+    A mask with another number of entries than there are devices is ignored.
+    """
     pretend_torch(monkeypatch, [card(0, pci_bus_id="00000000:0f:00.0"), card(1)])
     node = detect_node("auto", environ)
     assert [device.physical_index for device in node.devices] == physical
@@ -99,7 +102,10 @@ def test_without_nvml_the_mask_or_the_buses_tell_the_physical_indices(
 def test_ordinals_of_unlike_cards_are_nvidia_smis_only_in_the_order_of_the_buses(
     monkeypatch: pytest.MonkeyPatch, order: str | None, physical: list[int | None]
 ) -> None:
-    """CUDA's own order is by speed: an ordinal in the mask can be another card's."""
+    """A mask's ordinals are physical indices of unlike cards only under PCI_BUS_ID.
+
+    CUDA's default order is by speed, so that an ordinal can be another card's.
+    """
     pretend_torch(monkeypatch, machine("rtx3090-gtx1080").devices)
     environ = {"CUDA_VISIBLE_DEVICES": "0,1"} | (
         {"CUDA_DEVICE_ORDER": order} if order else {}
@@ -109,7 +115,7 @@ def test_ordinals_of_unlike_cards_are_nvidia_smis_only_in_the_order_of_the_buses
 
 
 def test_nvml_tells_all_fields_of_every_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the links, NVLinks and PCIe both: the same node as the description."""
+    """With NVML the detected node has all fields and links of its description."""
     node = machine("dgx1-v100")
     devices = [
         device.model_copy(
@@ -134,7 +140,7 @@ def test_nvml_tells_all_fields_of_every_device(monkeypatch: pytest.MonkeyPatch) 
 def test_behind_nvswitches_every_pair_has_all_links(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As nvidia-smi topo -m shows NV12 for every pair of a DGX A100."""
+    """Behind NVSwitches every pair has all 12 NVLinks, as nvidia-smi shows (NV12)."""
     node = machine("dgx-a100")
     pretend_nvml(monkeypatch, node, switched=True)
     pretend_torch(monkeypatch, node.devices)
@@ -143,7 +149,7 @@ def test_behind_nvswitches_every_pair_has_all_links(
 
 
 def test_torch_and_nvml_are_joined_by_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch counts the fast card first, NVML by the bus; the mask hides a third."""
+    """Devices of torch and NVML are matched by UUID where their orders differ."""
     fast, slow = (
         device.model_copy(update={"pci_bus_id": bus})
         for device, bus in zip(
@@ -171,7 +177,7 @@ def test_torch_and_nvml_are_joined_by_uuid(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_slice_is_known_with_the_gpu_it_is_of(
     monkeypatch: pytest.MonkeyPatch, mask: str
 ) -> None:
-    """Torch gives the GPU's UUID; the mask says which slice."""
+    """If torch gives a GPU's UUID for a MIG slice, the mask tells which slice it is."""
     [named] = [d for d in MIG.devices if str(d.uuid).startswith(mask)]
     pretend_nvml(monkeypatch, MIG)
     pretend_torch(monkeypatch, [named.model_copy(update={"index": 0})])
@@ -183,7 +189,7 @@ def test_a_slice_is_known_with_the_gpu_it_is_of(
 def test_a_slice_is_known_by_its_name_without_nvml(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Then the bus ID stands for its GPU."""
+    """Without NVML a name with MIG marks a slice, and the bus ID stands for its GPU."""
     pretend_torch(monkeypatch, [card(0, name="NVIDIA A100-SXM4-40GB MIG 1g.5gb")])
     assert detect_node("cuda", {}).devices[0].mig == "00000000:07:00.0"
 
@@ -203,7 +209,7 @@ def test_a_mask_that_came_too_late_is_said(
     late: bool,  # noqa: FBT001 - a column
     nvml: bool,  # noqa: FBT001 - a column
 ) -> None:
-    """CUDA read it when it started; torch goes on using two."""
+    """A mask that was changed after CUDA had started is warned about."""
     node = machine("rtx3090x2")
     pretend_torch(monkeypatch, node.devices)
     if nvml:
@@ -218,7 +224,7 @@ def test_a_mask_that_came_too_late_is_said(
 def test_another_device_in_a_late_mask_is_said(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, mask: str
 ) -> None:
-    """One device as before, but not the one that is named."""
+    """A late mask that names another device, though as many, is warned about."""
     node = machine("rtx3090x2")
     pretend_nvml(monkeypatch, node)
     pretend_torch(monkeypatch, [node.devices[0]])
@@ -232,7 +238,7 @@ def test_another_device_in_a_late_mask_is_said(
 def test_a_late_mask_that_names_more_is_said_without_nvml(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Torch counts by the new mask what the runtime does not have."""
+    """Without NVML a late mask is noticed if torch counts more devices than CUDA."""
     pretend_torch(monkeypatch, [card(0)], counted=2)
     detect_node("cuda", {"CUDA_VISIBLE_DEVICES": "0,1"})
     assert LATE in caplog.text
@@ -244,7 +250,7 @@ def test_of_slices_nothing_is_said(
     caplog: pytest.LogCaptureFixture,
     mask: str | None,
 ) -> None:
-    """How many of them a process is shown depends on the driver."""
+    """MIG slices cause no warning of a late mask: how many are visible varies."""
     pretend_nvml(monkeypatch, MIG)
     pretend_torch(monkeypatch, MIG.devices[:1])
     detect_node("cuda", {} if mask is None else {"CUDA_VISIBLE_DEVICES": mask})
@@ -254,7 +260,7 @@ def test_of_slices_nothing_is_said(
 def test_a_gpu_in_mig_mode_without_slices_is_none(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """CUDA does not list it either."""
+    """A GPU in MIG mode without slices is no device and no warning, as in CUDA."""
     node = machine("rtx3090x2")
     nvml = pretend_nvml(monkeypatch, node)
     nvml.in_mig_mode.append(str(node.devices[1].uuid))
@@ -266,7 +272,7 @@ def test_a_gpu_in_mig_mode_without_slices_is_none(
 def test_a_gpu_that_nvml_cannot_open_is_done_without(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One that fell off the bus does not stop the others; it is said."""
+    """A GPU that NVML cannot open is warned about, and the others are detected."""
     node = machine("rtx3090x2")
     pretend_nvml(monkeypatch, node).lost.append(1)
     pretend_torch(monkeypatch, node.devices[:1])
@@ -277,7 +283,7 @@ def test_a_gpu_that_nvml_cannot_open_is_done_without(
 def test_a_device_that_nvml_does_not_know_keeps_what_torch_tells(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The others have all; links are known between them."""
+    """A device unknown to NVML has torch's fields only; the others have all."""
     node = machine("dgx-a100")
     pretend_nvml(monkeypatch, node)
     stranger = node.devices[1].model_copy(update={"uuid": "GPU-0"})
@@ -294,7 +300,7 @@ def test_a_device_that_nvml_does_not_know_keeps_what_torch_tells(
 def test_what_torch_cannot_read_is_an_error_with_the_mask(
     monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    """In our words, torch's own among them."""
+    """An error of torch becomes a DeviceError that quotes it and the mask."""
     pretend_torch(monkeypatch, [card(0)])
 
     def fail(_index: int) -> None:
@@ -310,14 +316,14 @@ def test_what_torch_cannot_read_is_an_error_with_the_mask(
 def test_an_accelerator_without_properties_is_a_device(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As torch.mps has none."""
+    """An accelerator without device properties (torch.mps) has only kind and index."""
     pretend_torch(monkeypatch, [card(0, kind="mps")])
     monkeypatch.delattr(torch.get_device_module("mps"), "get_device_properties")
     assert detect_node("mps", {}).devices == (Device(kind="mps", index=0),)
 
 
 def test_the_fake_answers_what_the_real_one_does() -> None:
-    """Every function of it is in nvidia-ml-py, with as many arguments."""
+    """Every function of the fake NVML is in nvidia-ml-py, with as many arguments."""
     spec = PathFinder.find_spec("pynvml")
     if spec is None or spec.loader is None:
         pytest.skip("needs nvidia-ml-py")
@@ -334,7 +340,7 @@ def test_the_fake_answers_what_the_real_one_does() -> None:
 def test_nvml_that_does_not_start_is_done_without(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """No driver library: what torch tells is all."""
+    """If NVML does not start, the node has what torch provides, and no links."""
     node = machine("rtx3090x2")
     nvml = pretend_nvml(monkeypatch, node)
 
@@ -347,7 +353,7 @@ def test_nvml_that_does_not_start_is_done_without(
 
 
 def test_amds_devices_are_told_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under CUDA's name; the UUID is in the form that ROCR_VISIBLE_DEVICES takes."""
+    """AMD's devices have kind cuda, and UUIDs in the form of ROCR_VISIBLE_DEVICES."""
     text = "33643264-6331-3030-3030-303030303031"  # the bytes of "3d2dc10000000001"
     device = card(0, uuid=f"GPU-{text}", name="AMD Instinct MI300X")
     pretend_torch(monkeypatch, [device], hip="6.4")
@@ -363,7 +369,7 @@ def test_amds_devices_are_told_by_torch(monkeypatch: pytest.MonkeyPatch) -> None
 def test_other_accelerators_tell_what_they_can(
     monkeypatch: pytest.MonkeyPatch, kind: str, mask: str
 ) -> None:
-    """torch.accelerator names them; what they do not have is None."""
+    """Other accelerators have the fields that torch provides; the rest are None."""
     bare = {name: None for name in Device.model_fields if name != "rocm"}
     own = {"kind": kind, "index": 0, "name": "Card", "total_memory": 2**30}
     pretend_torch(monkeypatch, [A100.model_copy(update=bare | own)])

@@ -1,4 +1,4 @@
-"""What started this process, from captured and from made-up environments."""
+"""Which launcher started a process, from captured and made-up environments."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from gpumap.errors import LaunchError
 from gpumap.mapping.launch import Launch
 from helpers.captured import environment, jobs
 
-# Shells that hold an allocation, and are no task of a step.
+# Shells in a Slurm allocation, which are no tasks of a step.
 SHELLS = {
     *("slurm-salloc-shell", "slurm-sbatch-noSrun", "slurm22-sallocInteractive"),
     *("slurm22-sallocLocal", "slurm22-sbatchNosrun"),
@@ -62,7 +62,7 @@ def test_the_ranks_of_a_captured_job_fit_together(name: str) -> None:
 def test_a_shell_in_an_allocation_is_a_single_process(
     name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It has SLURM_NTASKS and often SLURM_PROCID; it waits for nobody, and says so."""
+    """A shell in an allocation is a single process, despite its SLURM_NTASKS."""
     [environ] = jobs()[name]
     launch = detect_launch(environ)
     assert (launch.launcher, launch.world_size) == ("single process", 1)
@@ -70,13 +70,13 @@ def test_a_shell_in_an_allocation_is_a_single_process(
 
 
 def test_prterun_tells_a_rank_and_no_size() -> None:
-    """Captured: PMIX_RANK alone."""
+    """PMIX_RANK alone, as captured from prterun, is an error: the size is missing."""
     with pytest.raises(LaunchError, match="PMIX_RANK is set, and RANK, WORLD_SIZE"):
         detect_launch(jobs()["prrte-n3"][0])
 
 
 def test_torchrun_tells_everything() -> None:
-    """As captured from `torchrun --standalone --nproc-per-node 3`, rank 1."""
+    """All fields come from `torchrun --standalone --nproc-per-node 3`, rank 1."""
     assert detect_launch(environment("torchrun-standalone3-rank1")) == Launch(
         launcher="torchrun",
         rank=1,
@@ -93,7 +93,7 @@ def test_torchrun_tells_everything() -> None:
 
 
 def test_torchrun_inside_srun_wins_over_slurm() -> None:
-    """Captured: torch's rank 0 ran on SLURM_NODEID 1."""
+    """The ranks are torchrun's: its rank 0 is on node 0, captured on SLURM_NODEID 1."""
     environ = environment("slurm-torchrun-in-srun-rank0")
     assert environ["SLURM_NODEID"] == "1"
     launch = detect_launch(environ)
@@ -102,7 +102,7 @@ def test_torchrun_inside_srun_wins_over_slurm() -> None:
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_virtual_local_rank_is_undone(rank: int) -> None:
-    """Captured: LOCAL_RANK=0 in both processes, each with a device of its own."""
+    """Under --virtual-local-rank (LOCAL_RANK=0 in both) local ranks are still 0, 1."""
     environ = environment(f"torchrun-virtual2-rank{rank}")
     assert environ["LOCAL_RANK"] == "0"
     launch = detect_launch(environ)
@@ -111,14 +111,17 @@ def test_virtual_local_rank_is_undone(rank: int) -> None:
 
 
 def test_virtual_local_rank_on_several_nodes_is_not_guessed() -> None:
-    """No variable holds it, and rank % size fails on unequal nodes."""
+    """On several nodes a virtual local rank stays unknown: no variable has it.
+
+    rank % size would be wrong on unequal nodes.
+    """
     two_nodes = {"WORLD_SIZE": "4", "GROUP_WORLD_SIZE": "2"}
     environ = environment("torchrun-virtual2-rank1") | two_nodes
     assert detect_launch(environ).local_rank is None
 
 
 def test_torchs_own_variables_are_enough() -> None:
-    """For gloo on the CPU by env://: what is not set is None, not guessed."""
+    """The variables of env:// are a launch; what is not set is None, not guessed."""
     environ = {
         "RANK": "1",
         "WORLD_SIZE": "2",
@@ -135,19 +138,19 @@ def test_torchs_own_variables_are_enough() -> None:
 
 
 def test_no_variables_are_a_single_process() -> None:
-    """Nobody to wait for."""
+    """Without a rank in the environment the process is rank 0 of 1."""
     launch = detect_launch({"MASTER_ADDR": "n1", "PATH": "/bin", "WORLD_SIZE": ""})
     assert launch.launcher == "single process"
     assert (launch.rank, launch.world_size, launch.local_rank) == (0, 1, 0)
 
 
 def test_a_world_size_of_one_by_itself_is_harmless() -> None:
-    """It says what is so anyway."""
+    """WORLD_SIZE=1 without RANK is a single process, not an error."""
     assert detect_launch({"WORLD_SIZE": "1"}).launcher == "single process"
 
 
 def test_a_world_of_one_leaves_no_choice() -> None:
-    """RANK=0 WORLD_SIZE=1 says the local rank as well."""
+    """RANK=0 of WORLD_SIZE=1 is local rank 0, even if LOCAL_RANK is -1."""
     launch = detect_launch({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "-1"})
     assert (launch.local_rank, launch.local_world_size, launch.num_nodes) == (0, 1, 1)
 
@@ -159,7 +162,7 @@ def test_a_world_of_one_leaves_no_choice() -> None:
 def test_one_visible_device_for_several_local_ranks_is_bound(
     mask: str | None, size: str, *, bound: bool
 ) -> None:
-    """As Slurm's --gpus-per-task and wrappers leave it; without a mask, it is not."""
+    """A mask of one device, for several local ranks, is the process's own."""
     environ = {"RANK": "0", "WORLD_SIZE": "8", "LOCAL_RANK": "0"}
     environ["LOCAL_WORLD_SIZE"] = size
     if mask is not None:
@@ -185,7 +188,7 @@ def test_one_visible_device_for_several_local_ranks_is_bound(
 def test_a_mask_with_a_device_for_each_task_is_no_tasks_own(
     on_node: str, tasks: str, mask: str, *, bound: bool
 ) -> None:
-    """A task's own mask has fewer devices than the node has tasks, or one."""
+    """A task's own mask has one device, or fewer than the node has tasks."""
     environ = {
         "SLURM_JOB_ID": "4712",
         "SLURM_STEP_ID": "0",
@@ -203,7 +206,7 @@ def test_a_mask_with_a_device_for_each_task_is_no_tasks_own(
 
 
 def test_a_pod_with_the_operators_default_tells_no_local_rank() -> None:
-    """PET_NPROC_PER_NODE=auto is one process for each GPU, of which there may be one.
+    """PET_NPROC_PER_NODE=auto, one process per GPU, leaves the local rank unknown.
 
     Source: kubeflow/training-operator release-1.9, pytorch/envvar.go and defaults.
     """
@@ -228,7 +231,7 @@ def test_a_pod_with_the_operators_default_tells_no_local_rank() -> None:
 
 
 def test_missing_variables_are_all_named_at_once() -> None:
-    """Torch names one per run."""
+    """One error names all missing variables; torch names one per run."""
     with pytest.raises(LaunchError) as caught:
         detect_launch({"RANK": "1"})
     assert str(caught.value) == (
@@ -255,7 +258,7 @@ def test_missing_variables_are_all_named_at_once() -> None:
     ],
 )
 def test_wrong_values_name_the_variable(changed: dict[str, str], said: str) -> None:
-    """With its value, so that it can be found."""
+    """An error about a wrong value names its variable and quotes the value."""
     environ = {
         "RANK": "1",
         "WORLD_SIZE": "2",
@@ -272,7 +275,7 @@ def test_wrong_values_name_the_variable(changed: dict[str, str], said: str) -> N
 
 
 def test_a_jobs_name_can_be_given() -> None:
-    """GPUMAP_JOB_ID is for launchers that have none, and wins."""
+    """GPUMAP_JOB_ID sets the job id, and overrides a launcher's."""
     environ = {"RANK": "0", "WORLD_SIZE": "2", "GPUMAP_JOB_ID": "night run"}
     assert detect_launch(environ).job_id == "night run"
     environ = environment("torchrun-standalone3-rank1") | {"GPUMAP_JOB_ID": "x"}
@@ -282,7 +285,7 @@ def test_a_jobs_name_can_be_given() -> None:
 def test_the_log_names_the_variables_that_the_launch_came_from(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A stray RANK was looked at before Slurm's were found, and told nothing."""
+    """The log names the variables that were used, and not a stray RANK."""
     name = next(n for n in RANKED if n.startswith("slurm-") and n not in INSIDE)
     with caplog.at_level("DEBUG", logger="gpumap"):
         launch = detect_launch({**RANKED[name][0], "RANK": "7"})
@@ -311,5 +314,5 @@ def test_the_log_names_the_variables_that_the_launch_came_from(
 def test_each_launcher_has_a_command_of_its_own(
     environ: dict[str, str], command: str
 ) -> None:
-    """As docs/launchers.md types it; mpirun_rsh counts all processes."""
+    """The suggested command is the launcher's own; mpirun_rsh counts all processes."""
     assert detect_launch(environ).command(4) == command

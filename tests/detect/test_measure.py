@@ -1,4 +1,4 @@
-"""How fast each visible device is."""
+"""Scores of the visible devices, as measured."""
 
 import subprocess
 import sys
@@ -12,7 +12,7 @@ from gpumap.detect import measure
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="needs a machine without")
 def test_on_the_cpu_it_measures_the_cpu() -> None:
-    """And a session takes the score for what it is: there is nothing to choose."""
+    """On the CPU measure() scores the CPU, and a session accepts that score."""
     scores = gpumap.measure()
     assert list(scores) == ["cpu"]
     assert 1e-4 < scores["cpu"] < 100
@@ -21,14 +21,14 @@ def test_on_the_cpu_it_measures_the_cpu() -> None:
 
 
 def test_a_product_of_matrices_takes_two_operations_for_each_step() -> None:
-    """1000 cubed multiplications and as many additions in 1 ms: 2 TFLOP/s."""
+    """A product of n x n matrices is 2 n³ operations: n = 1000 in 1 ms is 2 TFLOP/s."""
     assert measure.teraflops(1000, 1e-3) == pytest.approx(2.0)
 
 
 def test_in_a_rehearsal_the_multiprocessors_stand_in(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """By UUID, loudly; the scored strategy takes them as they are."""
+    """In a rehearsal the scores are multiprocessors by UUID, with a warning."""
     monkeypatch.setenv("GPUMAP_REHEARSAL", "rtx3090-gtx1080")
     scores = gpumap.measure()
     assert scores == {
@@ -41,7 +41,7 @@ def test_in_a_rehearsal_the_multiprocessors_stand_in(
 
 
 def test_a_device_that_takes_too_long_is_an_error() -> None:
-    """Nobody waits longer than asked for."""
+    """A measurement that exceeds its timeout is a DeviceError."""
     with pytest.raises(
         gpumap.DeviceError, match=r"could not be measured within 0.01 s"
     ):
@@ -51,7 +51,7 @@ def test_a_device_that_takes_too_long_is_an_error() -> None:
 def test_a_device_that_fails_is_an_error_with_its_words(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The last line of what it said."""
+    """If a measurement fails, the error has the last line of its traceback."""
     failed = subprocess.CompletedProcess(
         [sys.executable], 1, "", "Traceback\ntorch.OutOfMemoryError: CUDA out of memory"
     )

@@ -1,4 +1,4 @@
-"""Whose the devices are that a task sees: the table that docs/cases.md shows."""
+"""Whether the devices that a task sees are its own: the table in docs/cases.md."""
 
 import json
 
@@ -13,7 +13,7 @@ CASES = rows("Devices of a task's own")
 
 
 def eight(vendor: str) -> Node:
-    """Return a node of eight devices."""
+    """Return a node of eight devices of a vendor."""
     kind = "cuda" if vendor == "rocm" else vendor
     return Node(
         hostname="n1",
@@ -30,7 +30,7 @@ def eight(vendor: str) -> Node:
 def test_a_task_has_devices_of_its_own_where_its_mask_says_so(
     environment: str, vendor: str, whose: str, local_rank: str, source: str
 ) -> None:
-    """Read alone, and read again once it is known whose devices there are."""
+    """Each case of docs/cases.md has the owner and the local rank of its row."""
     assert source
     environ = json.loads(environment)
     node = visible(eight(vendor), environ)
@@ -41,6 +41,6 @@ def test_a_task_has_devices_of_its_own_where_its_mask_says_so(
 
 
 def test_there_are_cases_of_each_outcome() -> None:
-    """And of three vendors."""
+    """The table has cases of both outcomes and of three vendors."""
     assert {whose for _, _, whose, _, _ in CASES} == {"own", "counted"}
     assert {vendor for _, vendor, *_ in CASES} >= {"cuda", "rocm", "xpu"}

@@ -1,4 +1,4 @@
-"""Which launcher counts where several have left variables, and what contradicts."""
+"""Which launcher wins if several have set variables, and what is a contradiction."""
 
 import pytest
 from hypothesis import given
@@ -38,7 +38,7 @@ OMPI = (
 
 
 def test_a_slurm_task_knows_its_place_and_where_rank_0_is() -> None:
-    """Two nodes of four: rank 5 is local rank 1 of the second."""
+    """On two nodes of four tasks, task 5 is local rank 1 of the second node."""
     launch = detect_launch(STEP)
     assert facts(launch) == ("Slurm", 5, 8, 1, 4, 1, 2)
     assert (launch.master_addr, launch.job_id) == ("node01", "1234.0")
@@ -79,7 +79,7 @@ def test_a_slurm_task_knows_its_place_and_where_rank_0_is() -> None:
 def test_the_innermost_launcher_wins_over_a_slurm_step(
     environ: str, expected: Facts
 ) -> None:
-    """And tells everything; stale, job-wide and special values never win."""
+    """The innermost launcher wins; stale, job-wide and special values never do."""
     assert facts(detect_launch(STEP | of(environ))) == expected
 
 
@@ -136,7 +136,7 @@ def test_the_innermost_launcher_wins_over_a_slurm_step(
 def test_launchers_that_do_not_run_here_are_read_as_their_sources_say(
     environ: str, expected: Facts
 ) -> None:
-    """Names from their documentation and code; an allocation is no launcher."""
+    """Launchers that are not installed are read by the names that they document."""
     assert facts(detect_launch(of(environ))) == expected
 
 
@@ -153,7 +153,7 @@ def test_launchers_that_do_not_run_here_are_read_as_their_sources_say(
     ],
 )
 def test_what_contradicts_a_slurm_step_is_an_error(environ: str, said: str) -> None:
-    """A rank exported before srun gives every task the same one."""
+    """Variables that contradict the step, such as an exported RANK, are an error."""
     with pytest.raises(LaunchError) as caught:
         detect_launch(STEP | of(environ))
     assert caught.value.happened.startswith(said)
@@ -187,21 +187,21 @@ def test_what_contradicts_a_slurm_step_is_an_error(environ: str, said: str) -> N
     ],
 )
 def test_half_of_a_family_is_an_error(environ: str, said: str) -> None:
-    """What is set and what is missing are named."""
+    """If part of a launcher's variables is missing, the error names both parts."""
     with pytest.raises(LaunchError) as caught:
         detect_launch(of(environ))
     assert caught.value.happened.startswith(said)
 
 
 def test_a_launcher_can_be_named_or_switched_off() -> None:
-    """For what gpumap would otherwise read in another way."""
+    """GPUMAP_LAUNCHER selects a launcher; `none` makes it a single process."""
     both = STEP | of("RANK=5 LOCAL_RANK=1 WORLD_SIZE=8")
     assert detect_launch(both | {"GPUMAP_LAUNCHER": "Slurm"}).launcher == "Slurm"
     assert facts(detect_launch(both | {"GPUMAP_LAUNCHER": "none"})) == ALONE
 
 
 def test_the_users_own_address_and_port_win() -> None:
-    """Ranks stay Slurm's."""
+    """MASTER_ADDR and MASTER_PORT override Slurm's; the rank is still Slurm's."""
     launch = detect_launch(STEP | of("MASTER_ADDR=10.0.0.4 MASTER_PORT=29501"))
     assert (launch.rank, launch.master_addr, launch.master_port) == (
         5,
@@ -219,12 +219,12 @@ def test_the_users_own_address_and_port_win() -> None:
     ],
 )
 def test_rank_0_elsewhere_is_not_guessed(environ: str) -> None:
-    """An arbitrary distribution has its own list; a layout by topology shows here."""
+    """If rank 0 may be on any node of the step, master_addr is None."""
     assert detect_launch(STEP | of(environ)).master_addr is None
 
 
 def test_jobs_and_steps_beside_each_other_have_other_ports() -> None:
-    """In the range below the ephemeral ports, alike for all tasks of a step."""
+    """Each Slurm step has its own port below the ephemeral ones, alike in all tasks."""
     ports = {
         detect_launch(STEP | of(f"SLURM_JOB_ID={job} SLURM_STEP_ID={step}")).master_port
         for job in (1234, 1235, 1236, 11234, 21234, 31234)
@@ -240,7 +240,7 @@ def test_jobs_and_steps_beside_each_other_have_other_ports() -> None:
 
 
 def test_an_mpi_job_on_one_machine_works_its_port_out_from_its_name() -> None:
-    """Captured from mpirun: all ranks have one PMIX_NAMESPACE; MPICH names nothing."""
+    """Open MPI's ranks derive their port from PMIX_NAMESPACE; MPICH's have no name."""
     ranks = [detect_launch(environ) for environ in jobs()["openmpi-n4"]]
     other = detect_launch(jobs()["openmpi-np4oversubscribe"][0])
     assert len({launch.master_port for launch in ranks}) == 1
@@ -263,7 +263,7 @@ TEXTS = st.one_of(
 
 @given(st.dictionaries(st.sampled_from(VARIABLES), TEXTS))
 def test_any_environment_is_a_launch_or_a_launch_error(environ: dict[str, str]) -> None:
-    """With any text in any of the variables."""
+    """Any texts in launchers' variables give a launch or a LaunchError."""
     try:
         launch = detect_launch(environ)
     except LaunchError:
@@ -275,7 +275,7 @@ def test_any_environment_is_a_launch_or_a_launch_error(environ: dict[str, str]) 
 def test_a_real_environment_with_anything_changed_is_one_too(
     environ: dict[str, str], data: st.DataObject
 ) -> None:
-    """So that deeper paths are reached: a captured job, a few variables replaced."""
+    """A captured environment with changed values gives a launch or a LaunchError."""
     changed = data.draw(st.dictionaries(st.sampled_from(sorted(environ)), TEXTS))
     try:
         launch = detect_launch(environ | changed)

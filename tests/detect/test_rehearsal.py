@@ -1,4 +1,4 @@
-"""Machines that one does not have."""
+"""Rehearsals of machines: those that gpumap ships, and those of a file."""
 
 import json
 import os
@@ -30,7 +30,7 @@ MACHINES = [
 
 
 def test_dgx_a100_has_eight_a100_all_linked_by_12_nvlinks() -> None:
-    """As its nvidia-smi topo -m shows: NV12 everywhere, NUMA nodes 3, 1, 7, 5."""
+    """dgx-a100 has NV12 everywhere and NUMA nodes 3, 1, 7, 5, as nvidia-smi shows."""
     node = machine("dgx-a100")
     assert [d.name for d in node.devices] == ["NVIDIA A100-SXM4-40GB"] * 8
     assert {link.nvlinks for link in node.links} == {12}
@@ -39,7 +39,7 @@ def test_dgx_a100_has_eight_a100_all_linked_by_12_nvlinks() -> None:
 
 
 def test_rtx3090x4_is_two_nvlinked_pairs() -> None:
-    """Four links inside a pair, across sockets between the pairs."""
+    """rtx3090x4 has four NVLinks inside each pair, and SYS between the pairs."""
     node = machine("rtx3090x4")
     assert [d.name for d in node.devices] == ["NVIDIA GeForce RTX 3090"] * 4
     assert [link for link in node.links if link.nvlinks] == [
@@ -53,7 +53,7 @@ def test_rtx3090x4_is_two_nvlinked_pairs() -> None:
 def test_a_machine_is_linked_as_its_owner_printed_it(
     name: str, matrix: str, card: str
 ) -> None:
-    """Links, NUMA nodes and CPUs of the published matrix, and so many of a card."""
+    """A machine has the links, NUMA nodes and CPUs of its published matrix."""
     node = machine(name)
     published = parse_topology((TOPOLOGIES / f"{matrix}.txt").read_text())
     links = [link.model_copy(update={"pcie": None}) for link in node.links]
@@ -71,7 +71,7 @@ def test_a_machine_is_linked_as_its_owner_printed_it(
 
 
 def test_the_dgx_1s_tell_the_path_beside_the_nvlinks() -> None:
-    """As go-gpuallocator's tests list them: the switches differ between the two."""
+    """The two DGX-1 differ in their PCIe switches, as in go-gpuallocator's tests."""
     v100, p100 = machine("dgx1-v100"), machine("dgx1-p100")
     close = [[(x.a, x.b) for x in n.links if x.pcie == "PIX"] for n in (v100, p100)]
     assert close[0] == [(0, 1), (2, 3), (4, 5), (6, 7)]
@@ -79,7 +79,7 @@ def test_the_dgx_1s_tell_the_path_beside_the_nvlinks() -> None:
 
 
 def test_a_mixed_machine_names_both_cards() -> None:
-    """The GTX 1080 has a quarter of the multiprocessors, and a third of the memory."""
+    """rtx3090-gtx1080 has a card with 82 multiprocessors and one with 20."""
     fast, slow = machine("rtx3090-gtx1080").devices
     assert (fast.multiprocessors, slow.multiprocessors) == (82, 20)
     assert slow.name == "NVIDIA GeForce GTX 1080"
@@ -87,13 +87,13 @@ def test_a_mixed_machine_names_both_cards() -> None:
 
 @pytest.mark.parametrize("name", ["dgx-a100", "rtx3090x4", *(m[0] for m in MACHINES)])
 def test_a_machines_uuids_differ_early(name: str) -> None:
-    """So that the printed prefix is a reference."""
+    """The printed prefix of a UUID, 12 characters, is unique in each machine."""
     starts = {str(device.uuid)[:12] for device in machine(name).devices}
     assert len(starts) == len(machine(name).devices)
 
 
 def test_an_unknown_machine_lists_those_there_are() -> None:
-    """The hint says how to name a file."""
+    """An unknown machine is an error that lists the known ones."""
     with pytest.raises(DeviceError) as caught:
         machine("dgx-9000")
     assert caught.value.happened == "there is no machine 'dgx-9000'."
@@ -105,14 +105,14 @@ def test_an_unknown_machine_lists_those_there_are() -> None:
 
 
 def test_rehearsal_honours_the_mask() -> None:
-    """Two devices are left, counted from 0."""
+    """A rehearsal under a mask has the masked devices only, indexed from 0."""
     node = rehearsed_node("dgx-a100", ALONE, {"CUDA_VISIBLE_DEVICES": "2,3"})
     assert [(d.index, d.physical_index) for d in node.devices] == [(0, 2), (1, 3)]
     assert node.links == (Link(a=0, b=1, nvlinks=12),)
 
 
 def test_a_file_describes_one_node_or_several(tmp_path: Path) -> None:
-    """Of several, node_rank picks one."""
+    """A file holds one node, or a list from which node_rank selects one."""
     one = machine("rtx3090x4").model_copy(update={"hostname": "first"})
     two = one.model_copy(update={"hostname": "second"})
     path = tmp_path / "nodes.json"
@@ -132,7 +132,7 @@ def test_a_file_describes_one_node_or_several(tmp_path: Path) -> None:
 def test_a_file_that_describes_no_machine_is_an_error(
     tmp_path: Path, content: str | None
 ) -> None:
-    """Missing, empty or something else: a DeviceError in every case."""
+    """A file that is missing, empty or no description is a DeviceError."""
     path = tmp_path / "machine.json"
     if content is not None:
         path.write_text(content)
@@ -141,7 +141,7 @@ def test_a_file_that_describes_no_machine_is_an_error(
 
 
 def test_one_uuid_for_two_devices_is_told_when_the_file_is_read(tmp_path: Path) -> None:
-    """Copied by hand, most often; no UUID at all is none twice."""
+    """Two devices with one UUID are an error; two without a UUID are not."""
     node = json.loads(machine("rtx3090x2").model_dump_json())
     node["devices"][1]["uuid"] = node["devices"][0]["uuid"]
     path = tmp_path / "twice.json"
@@ -160,7 +160,7 @@ def test_one_uuid_for_two_devices_is_told_when_the_file_is_read(tmp_path: Path) 
 
 
 def test_a_pipe_is_no_description(tmp_path: Path) -> None:
-    """To read it would wait for a writer, and leave nothing for the next rank."""
+    """A named pipe is refused, since reading it could block and would drain it."""
     path = tmp_path / "pipe.json"
     os.mkfifo(path)
     with pytest.raises(DeviceError) as caught:
@@ -169,7 +169,7 @@ def test_a_pipe_is_no_description(tmp_path: Path) -> None:
 
 
 def test_uuids_that_tell_nothing_may_be_alike(tmp_path: Path) -> None:
-    """As a real machine is saved: AMD's place holder, slices that show their GPU's."""
+    """AMD's placeholder UUID may repeat, as may a GPU's UUID on its MIG slices."""
     for alike in (
         {"rocm": True, "uuid": "GPU-XX"},
         {"uuid": "GPU-5c3a01b2", "mig": "0000:3b:00.0"},

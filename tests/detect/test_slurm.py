@@ -19,7 +19,7 @@ from gpumap.errors import LaunchError
     ],
 )
 def test_counts(text: str, counts: list[int]) -> None:
-    """The forms of the manual page, and those captured."""
+    """Task counts expand in the forms of Slurm's manual page and of captured jobs."""
     assert expand_counts(text) == counts
 
 
@@ -42,12 +42,12 @@ HOSTS = {
 
 @pytest.mark.parametrize(("text", "hosts"), HOSTS.items())
 def test_hosts(text: str, hosts: list[str]) -> None:
-    """Order is kept, zeros are kept, any number of brackets is read."""
+    """Host lists expand with any number of brackets; order and zeros are kept."""
     assert expand_hosts(text) == hosts
 
 
 def test_hosts_with_a_suffix() -> None:
-    """Slurm prints none, but sites write them: the interface beside the node."""
+    """A suffix behind the brackets is kept: sites name interfaces with it."""
     assert expand_hosts("nid[001-002]-hsn") == ["nid001-hsn", "nid002-hsn"]
 
 
@@ -55,21 +55,21 @@ def test_hosts_with_a_suffix() -> None:
     "text", ["", "n[", "n[1-", "n]1[", "n[3-1]", "n[a-b]", "n[1-2", "a,,b", "n[]"]
 )
 def test_what_is_no_list_is_an_error(text: str) -> None:
-    """Never half a name."""
+    """A malformed host list is an error, never part of a list."""
     with pytest.raises(LaunchError, match="is no list of nodes"):
         expand_hosts(text)
 
 
 @pytest.mark.parametrize("text", ["", "x", "4(2)", "4(x0)", "4(x2", "-1", "1,"])
 def test_what_is_no_count_is_an_error(text: str) -> None:
-    """Never a count of nothing."""
+    """A malformed or empty task count is an error."""
     with pytest.raises(LaunchError, match="is no list of tasks per node"):
         expand_counts(text)
 
 
 @given(st.text(alphabet="n0123456789[],-(x)", max_size=24))
 def test_any_text_is_a_list_or_a_launch_error(text: str) -> None:
-    """And is done with quickly, however large its numbers."""
+    """Any text expands to a non-empty list or is a LaunchError."""
     for expand in (expand_counts, expand_hosts):
         try:
             assert expand(text)

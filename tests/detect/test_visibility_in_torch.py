@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gpumap.mapping.devices import Device, Node
 from gpumap.mapping.masks import cuda_visible
 
-# As many as torch takes for granted where it cannot count.
+# 64, which torch assumes where it cannot count the devices.
 UUIDS = [f"GPU-{place:02x}{'0' * 6}-4000" for place in range(64)]
 NODE = Node(
     hostname="n1",
@@ -29,7 +29,7 @@ entries = st.one_of(
 
 
 def counted_by_torch(mask: str) -> list[int]:
-    """Return the places that torch makes of a mask on this node."""
+    """Return the indices of the node's devices that torch selects by a mask."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CUDA_VISIBLE_DEVICES", mask)
         parsed = torch.cuda._parse_visible_devices()  # noqa: SLF001 - torch's own parser is what it is compared with
@@ -44,7 +44,7 @@ def counted_by_torch(mask: str) -> list[int]:
 @example("GPU-03, GPU-04")
 @example("-0")
 def test_gpumap_reads_a_mask_as_torch_does(mask: str) -> None:
-    """Whatever stands in it, but for what torch itself cannot read or count."""
+    """By every mask that torch can parse, gpumap and torch select the same devices."""
     parts = [part.strip() for part in mask.split(",")]
     # A lone sign is a ValueError in torch's int().
     assume(not any(re.match(r"[+-](?![0-9])", part) for part in parts))

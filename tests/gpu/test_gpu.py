@@ -62,7 +62,7 @@ def alone(code: str) -> str:
 
 
 def test_torch_and_nvml_tell_of_the_same_devices() -> None:
-    """By UUID, bus and name; memory within what the driver keeps for itself."""
+    """The detected UUID, bus ID, name and memory are those of torch and of NVML."""
     nvml = pytest.importorskip("pynvml", reason="needs nvidia-ml-py, the extra nvml")
     nvml.nvmlInit()
     for device in gpumap.detect_node("cuda").devices:
@@ -80,7 +80,7 @@ def test_torch_and_nvml_tell_of_the_same_devices() -> None:
 
 
 def test_one_process_trains_over_nccl() -> None:
-    """On the device it was placed on, in a group that is gone afterwards."""
+    """A single process trains over NCCL on cuda:0, and its group is gone afterwards."""
     with gpumap.ddp_session(torch.nn.Linear(2, 1)) as m:
         assert dist.get_backend() == "nccl"
         device = gpumap.current().device
@@ -91,7 +91,7 @@ def test_one_process_trains_over_nccl() -> None:
 
 
 def test_two_processes_on_one_gpu_are_refused_before_nccl() -> None:
-    """Each with a mask of its own: the UUID gives them away."""
+    """Two ranks on one GPU are refused by its UUID, before NCCL starts."""
     uuid = gpumap.detect_node("cuda").devices[0].uuid
     ended = run(
         "timed", every={"CUDA_VISIBLE_DEVICES": str(uuid), "NCCL_DEBUG": "INFO"}
@@ -105,21 +105,21 @@ def test_two_processes_on_one_gpu_are_refused_before_nccl() -> None:
 
 
 def test_no_context_besides_its_own() -> None:
-    """None for looking; in a session, one on its own device."""
+    """Detection opens no CUDA context; a session opens at most its own device's."""
     detected, inside, own = json.loads(alone(CONTEXTS))
     assert detected == []
     assert inside in ([], [own])
 
 
 def test_spawn_works_where_cuda_has_been_started() -> None:
-    """A fork of this process could not use CUDA."""
+    """spawn() works where CUDA has been started, though a fork could not use it."""
     torch.ones(1, device="cuda")
     [rank] = gpumap.spawn(spawnjobs.who, nprocs=1)
     assert rank["device"] == "cuda:0"
 
 
 def test_every_device_is_measured_in_a_process_of_its_own() -> None:
-    """Faster than any CPU, keyed by UUID."""
+    """measure() scores each GPU at more than 1 TFLOP/s, keyed by its UUID."""
     scores = gpumap.measure()
     devices = gpumap.detect_node("cuda").devices
     assert list(scores) == [device.uuid for device in devices]
@@ -127,7 +127,7 @@ def test_every_device_is_measured_in_a_process_of_its_own() -> None:
 
 
 def test_all_reduce_is_right_on_every_size(tmp_path: Path) -> None:
-    """The benchmark, on as many GPUs as there are."""
+    """The all-reduce benchmark finds no wrong sum over NCCL on all GPUs."""
     file = tmp_path / "found.json"
     script = Path(__file__).parent.parent.parent / "benchmarks/allreduce.py"
     command = [str(script), "-e", "1M", "--rounds", "2", "--json", str(file)]

@@ -145,7 +145,7 @@ def _stop(pid_file: Path) -> None:
 
 
 def _runs(pid: int) -> bool:
-    """Tell whether a process is there, and not only waiting to be buried."""
+    """Tell whether a process runs; a zombie does not count."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:

@@ -16,7 +16,7 @@ def clean_environment() -> dict[str, str]:
 
 
 def rank_environment(rank: int, world_size: int, port: int) -> dict[str, str]:
-    """Return what torchrun would set, less what only its own agent can."""
+    """Return the variables that torchrun sets, except those of its agent."""
     return {
         "RANK": str(rank),
         "WORLD_SIZE": str(world_size),

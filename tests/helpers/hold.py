@@ -1,4 +1,4 @@
-"""One rank that trains until it is stopped, and says when it has begun."""
+"""One rank that trains until it is stopped, and prints when it has begun."""
 
 import sys
 

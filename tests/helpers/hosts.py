@@ -9,18 +9,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ADDRESSES = {"hosta": "10.77.0.1", "hostb": "10.77.0.2"}
-# A second network, of hosta and one that has no part in the job.
+# A second network, of hosta and of a host that is no part of the job.
 STRANGERS = {"hosta": "10.78.0.1", "stranger": "10.78.0.2"}
 
 
 @dataclass(frozen=True)
 class Hosts:
-    """Where the two hosts can be reached and cut off.
+    """Two hosts on which commands can be started, and whose link can be cut.
 
     Attributes:
-        prefix: What the namespaces' names begin with.
+        prefix: The prefix of the namespaces' names.
         names: A file in the form of /etc/hosts.
-        started: What was started on them.
+        started: The processes that were started on the hosts.
     """
 
     prefix: str
@@ -34,10 +34,7 @@ class Hosts:
         environ: Mapping[str, str],
         names: Path | None = None,
     ) -> subprocess.Popen[str]:
-        """Start a command on a host, which knows itself and the other by name.
-
-        names is its own /etc/hosts, where that differs.
-        """
+        """Start a command on a host; names is its /etc/hosts, instead of self.names."""
         enter = 'hostname "$0"; mount --bind "$1" /etc/hosts; shift; exec "$@"'
         process = subprocess.Popen(
             [
@@ -54,7 +51,7 @@ class Hosts:
         return process
 
     def stop(self) -> None:
-        """End what is still running."""
+        """Kill the processes that still run."""
         while self.started:
             process = self.started.pop()
             process.kill()
@@ -77,7 +74,7 @@ class Hosts:
 
 @contextmanager
 def two_hosts(folder: Path) -> Generator[Hosts, None, None]:
-    """Make the bridge and the hosts; take them away again."""
+    """Create the bridge and the hosts, and delete them afterwards."""
     prefix = f"gpumap{os.getpid()}-"
     bridge = f"{prefix}bridge"
     names = folder / "hosts"

@@ -1,4 +1,4 @@
-"""Starts the ranks of a job as real processes and returns what became of each."""
+"""Starts the ranks of a job as real processes and returns their outcomes."""
 
 import socket
 import subprocess
@@ -42,9 +42,10 @@ def start(
     cold: bool = False,
     script: Path = WORKER,
 ) -> Process:
-    """Start one process that runs a case of a script, its further words behind it.
+    """Start one process that runs a script with the words of case as its arguments.
 
-    A cold one is a Python of its own, whose first environment and parent are its own.
+    cold: start a new Python, not a fork of the warm server, so that its parent and its
+    first environment are its own.
     """
     command = [str(script), *case.split()]
     environ = {"DELAY": str(delay), **environ}

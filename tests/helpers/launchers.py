@@ -1,4 +1,4 @@
-"""What the tests of real launchers need, and what is said where it is missing."""
+"""What the tests under real launchers need: programs, and the ranks' reports."""
 
 import json
 import os
@@ -17,7 +17,7 @@ Shown = Callable[..., list[str]]
 
 
 def need(*programs: str, root: bool = False) -> None:
-    """Skip without a program or without root; where CI runs, that is a failure."""
+    """Skip the test without a program or without root; in CI let it fail."""
     missing = [program for program in programs if shutil.which(program) is None]
     if root and os.geteuid() != 0:
         missing.append("root")

@@ -1,4 +1,4 @@
-"""Small nodes for the tests, built from a number."""
+"""Small nodes and launches for the tests."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ MIG = Node.model_validate_json(
 
 
 def node(count: int, hostname: str = "n1", first_physical: int = 0) -> Node:
-    """Return a node of so many cards, with UUIDs GPU-a0…, GPU-a1… and so on."""
+    """Return a node of `count` cards, with UUIDs GPU-a0…, GPU-a1… and so on."""
     return Node(
         hostname=hostname,
         devices=tuple(
@@ -40,7 +40,7 @@ def launch(
     *,
     devices_bound: bool = False,
 ) -> Launch:
-    """Return a torchrun launch; on equal nodes the rank follows from the places."""
+    """Return a torchrun launch; rank defaults to the one that equal nodes give."""
     if rank is None:
         rank = node_rank * local_world_size + local_rank
     first = rank - local_rank

@@ -1,7 +1,7 @@
-"""A machine with GPUs, as torch and NVML would tell of it: no test machine has one.
+"""Fakes of torch's and NVML's calls, since no test machine has a GPU.
 
-Both fakes are made from one Node, the JSON of a rehearsal. They answer the calls that
-gpumap makes and no others, with the types and the constants of the real ones.
+Both fakes are made from a Node. They have the calls that gpumap makes and no others,
+with the types and the constants of the real ones.
 """
 
 import sys
@@ -23,9 +23,9 @@ def pretend_torch(
     counted: int | None = None,
     hip: str | None = None,
 ) -> None:
-    """Let torch tell of these devices, in this order.
+    """Let torch's calls return these devices, in this order.
 
-    counted is how many the runtime has, where torch counts by another mask.
+    counted: the CUDA runtime's own count, if torch's is of another mask.
     """
     kind = devices[0].kind
     module = SimpleNamespace(
@@ -43,7 +43,7 @@ def pretend_torch(
 
 
 def properties(device: Device) -> SimpleNamespace:
-    """Return what torch 2.13's device properties hold of a device."""
+    """Return a device in the form of torch 2.13's device properties."""
     found = SimpleNamespace(
         name=device.name,
         total_memory=device.total_memory,
@@ -64,13 +64,13 @@ class NVMLError(Exception):
 
 
 class Nvml(ModuleType):
-    """pynvml, for a Node; a handle is a Device, a sliced GPU one without a slice."""
+    """A fake pynvml of a Node; its handles are Devices, of GPUs and of MIG slices."""
 
     NVMLError = NVMLError
     NVML_NVLINK_MAX_LINKS = 36
 
     def __init__(self, node: Node, *, switched: bool = False) -> None:
-        """Tell of this node; switched puts its NVLinks behind switches."""
+        """Answer for a node; switched puts its NVLinks behind switches."""
         super().__init__("pynvml")
         self.node = node
         self.switched = switched
@@ -169,7 +169,7 @@ class Nvml(ModuleType):
         return next(x for x in self.node.links if {x.a, x.b} == pair)
 
     def ends(self, handle: Device) -> list[Device]:
-        """Return where each NVLink of a GPU leads; all of them to switches, if so."""
+        """Return the remote end of each NVLink of a GPU, or itself for a switch."""
         counts = [
             (other, self.link(handle, other).nvlinks)
             for other in self.gpus
@@ -183,7 +183,7 @@ class Nvml(ModuleType):
 def pretend_nvml(
     monkeypatch: pytest.MonkeyPatch, node: Node, *, switched: bool = False
 ) -> Nvml:
-    """Let pynvml tell of all devices of a node, in its order."""
+    """Replace pynvml by a fake with all devices of a node, in its order."""
     nvml = Nvml(node, switched=switched)
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     return nvml

@@ -1,4 +1,4 @@
-"""Runs programs, Python's above all, without what a launcher or gpumap reads."""
+"""Runs programs in an environment without launchers' and gpumap's variables."""
 
 import subprocess
 import sys
@@ -34,7 +34,7 @@ def run_python(
 def start_program(
     command: Sequence[str], environ: Mapping[str, str] | None = None, **options: Any
 ) -> subprocess.Popen[str]:
-    """Start a command; its output and its errors go into one text."""
+    """Start a command; stdout and stderr are one text."""
     usual = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     return subprocess.Popen(
         command,

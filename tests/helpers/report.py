@@ -1,4 +1,4 @@
-"""One rank of a job under a real launcher: train a step, print what it got as JSON."""
+"""One rank of a job under a real launcher: trains a step, prints facts as JSON."""
 
 import json
 import os

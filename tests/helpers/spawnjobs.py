@@ -1,4 +1,4 @@
-"""What the processes that spawn() starts do in its tests."""
+"""Functions that the tests of spawn() run in its processes."""
 
 import atexit
 import dataclasses
@@ -33,7 +33,7 @@ class Stubborn(Exception):  # noqa: N818 - a user's own
 
 
 def who(*words: str, **more: str) -> dict[str, Any]:
-    """Return what a rank knows of itself."""
+    """Return what a rank knows about itself."""
     with gpumap.session(start_timeout=30, timeout=30) as s:
         device = s.placement.device
         return {
@@ -71,7 +71,7 @@ def fails(how: str, victim: int = 1) -> int:
 
 
 def fail(how: str) -> None:
-    """Do to this process what is to be done."""
+    """Fail in the way that how names."""
     if how == "raise":
         raise KeyError("no such sample")
     if how == "stubborn":
@@ -108,13 +108,13 @@ def returns_a_lock() -> object:
 
 
 def sleeps(folder: str) -> None:
-    """Say that this process is there, and sleep."""
+    """Write this process's id into a file, and sleep."""
     Path(folder, os.environ["RANK"]).write_text(str(os.getpid()))
     time.sleep(60)
 
 
 def draws() -> tuple[float, float, float]:
-    """Return what a process that seeds nothing draws."""
+    """Return random numbers of torch, Python and NumPy, without a seed."""
     return torch.rand(1).item(), random.random(), float(np.random.rand())  # noqa: NPY002, S311
 
 
@@ -149,7 +149,7 @@ def loads(method: str | None) -> list[int]:
 
 
 def write(path: str, delay: float = 0.1) -> None:
-    """Write a file, a little later."""
+    """Write a file after a delay."""
     time.sleep(delay)
     Path(path).write_text("saved")
 
@@ -166,7 +166,7 @@ def leaves_work(folder: str) -> str:
 
 
 def exits_after(how: str) -> str:
-    """Return, and end with another exit code than 0."""
+    """Return, and in rank 1 fail when Python exits."""
     if os.environ["RANK"] == "1":
         atexit.register(fail, how)
     return "returned"
@@ -181,25 +181,25 @@ class NoText(Exception):  # noqa: N818 - a user's own
 
 
 class OnlyThere(Exception):  # noqa: N818 - a user's own
-    """An exception that can be loaded in the process that raised it only."""
+    """An exception that only the process that raised it can unpickle."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Tell the process."""
+        """Pickle this process's id."""
         return only_in, (os.getpid(),)
 
 
 def only_in(pid: int) -> OnlyThere:
-    """Return one in a certain process."""
+    """Return the exception in the process with this id, and fail in any other."""
     if os.getpid() != pid:
         raise RuntimeError("another process")
     return OnlyThere("x")
 
 
 class Deadly(Exception):  # noqa: N818 - a user's own
-    """An exception that ends whoever loads it."""
+    """An exception that ends the process that unpickles it."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """End the process when loaded."""
+        """End the process when unpickled."""
         return os._exit, (9,)
 
 
@@ -225,7 +225,7 @@ def raises(kind: str) -> None:
 
 
 def one_after_the_other(in_session: bool) -> None:  # noqa: FBT001 - spawn passes it on
-    """Rank 0 fails first, with a text that says so of something else; rank 1 next."""
+    """Fail in rank 0 with the words "failed first", and a second later in rank 1."""
     if in_session:
         with gpumap.session(start_timeout=30, timeout=30) as s:
             if s.rank == 0:
@@ -238,15 +238,15 @@ def one_after_the_other(in_session: bool) -> None:  # noqa: FBT001 - spawn passe
 
 
 class Unloadable:
-    """A result that cannot be loaded."""
+    """A result that cannot be unpickled."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Fail when loaded."""
+        """Fail when unpickled."""
         return int, ("no number",)
 
 
 def returns_what_cannot_be_loaded() -> object:
-    """Return it."""
+    """Return a result that cannot be unpickled."""
     return Unloadable()
 
 
@@ -262,7 +262,7 @@ def configured(function: Callable[[str], str]) -> Callable[[], str]:
 
 @configured
 def reads(configuration: str) -> str:
-    """Return what the decorator gave."""
+    """Return the argument that the decorator passed."""
     return configuration
 
 

@@ -43,16 +43,16 @@ _started: list[_Server] = []
 
 
 def stop() -> None:
-    """Leave no server behind."""
+    """Stop the server, if there is one."""
     while _started:
         _started.pop().stop()
 
 
 class Script:
-    """A script's process, as subprocess.Popen has it."""
+    """A script's process, with the methods of subprocess.Popen."""
 
     def __init__(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
-        """Start it; its output and its errors go into one text."""
+        """Start the script; stdout and stderr are one text."""
         if not _started:
             _started.append(_Server())
         self._out = tempfile.TemporaryFile("w+b")  # noqa: SIM115 - it stays open
@@ -69,27 +69,27 @@ class Script:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Leave nothing of it."""
+        """Kill the process and close its output."""
         self.kill()
         self.communicate(60)
 
     def send_signal(self, number: int) -> None:
-        """Send a signal, if it has not ended."""
+        """Send a signal, unless the process has ended."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """End it."""
+        """Kill the process."""
         self.send_signal(signal.SIGKILL)
 
     def poll(self) -> int | None:
-        """Return its exit code; None while it runs."""
+        """Return the exit code; None while the process runs."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.wait(0.001)
         return self.returncode
 
     def wait(self, timeout: float) -> int:
-        """Return its exit code, once it has ended."""
+        """Wait for the process to end, and return its exit code."""
         if self.returncode is None:
             self.returncode = int(self._line(timeout))
             self._connection.close()
@@ -109,14 +109,14 @@ class Script:
         return line
 
     def said(self) -> str:
-        """Return what it has written so far."""
+        """Return what the process has written so far."""
         if not self._out.closed:
             size = os.fstat(self._out.fileno()).st_size
             self._said = os.pread(self._out.fileno(), size, 0).decode(errors="replace")
         return self._said
 
     def communicate(self, timeout: float) -> tuple[str, None]:
-        """Return all that it wrote, once it has ended."""
+        """Wait for the process to end, and return all that it wrote."""
         self.wait(timeout)
         self.said()
         self._out.close()

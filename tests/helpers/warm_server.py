@@ -2,8 +2,8 @@
 
 `python warm_server.py SOCKET`. A request is JSON with argv and environ, and comes with
 descriptors for stdout and stderr; the answer is a line with the process id, and one
-with the exit code, once it has ended. The new process is what `python script.py` is but
-for what it has imported: the script is __main__, and Python ends as it does.
+with the exit code, once it has ended. Apart from its imports the new process is like
+`python script.py`: the script is __main__, and Python exits in the usual way.
 """
 
 import gc
@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TypedDict
 
-# What a rank imports in any case, and slowly.
+# The slow imports that every rank needs.
 import numpy as np  # noqa: F401
 import torch
 import torch._dynamo
@@ -33,7 +33,7 @@ class Request(TypedDict):
 
 
 def serve(address: str) -> Request:
-    """Return, in a new process each time, what it is asked to run."""
+    """Fork for each connection, and return its request in the new process."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(address)

@@ -1,4 +1,4 @@
-"""What the ranks of a test job do: `python worker.py CASE`."""
+"""The cases that the ranks of a test job run: `python worker.py CASE`."""
 
 import contextlib
 import itertools
@@ -46,14 +46,14 @@ def ddp(**options: Any) -> Any:
 
 
 def racing() -> None:
-    """Each rank finds its own device the best."""
+    """Each rank scores its own device best."""
     best = {True: 9, False: 1}
     with ddp(gpus=[0, 1], scores=lambda d: best[d.index == RANK]):
         say("unreachable")
 
 
 def by_memory() -> None:
-    """The best by memory, which all ranks read alike."""
+    """All ranks score by memory, which they read alike."""
     with ddp(scores="memory"):
         say("unreachable")
 
@@ -73,7 +73,7 @@ def train() -> None:
 
 
 def explicit() -> None:
-    """Explicit ids from the environment."""
+    """One step with the device indices of the variable GPUS."""
     gpus = [int(x) for x in os.environ["GPUS"].split(",")]
     with ddp(gpus=gpus) as m:
         step(m)
@@ -94,7 +94,7 @@ def shared() -> None:
 
 
 def body_fails() -> None:
-    """Rank FAILS raises in the body; the others go on with a collective."""
+    """Rank FAILS raises in the body; the others go on with collectives."""
     try:
         with ddp() as m:
             step(m)
@@ -130,7 +130,7 @@ def forty() -> None:
 
 
 def job() -> None:
-    """Two jobs on one port must never add up each other's numbers."""
+    """Sum 1 for each rank of job A, and 100 for each of another job."""
     with ddp() as _:
         x = torch.tensor([1.0 if os.environ["JOB"] == "A" else 100.0])
         dist.all_reduce(x)
@@ -138,7 +138,7 @@ def job() -> None:
 
 
 def own_group() -> None:
-    """A process group that exists already is used and left standing."""
+    """Sessions use a process group that exists already, and leave it open."""
     dist.init_process_group("gloo")
     group = dist.group.WORLD
     for _ in range(2):
@@ -310,7 +310,7 @@ def ends_late() -> None:
 
 
 def closing_fails() -> None:
-    """The group refuses to end while the user's own error is on its way."""
+    """Destroying the group fails while the user's own error is raised."""
     with ddp() as m:
         step(m)
 
@@ -322,7 +322,7 @@ def closing_fails() -> None:
 
 
 def per_node() -> None:
-    """A list of devices for each node."""
+    """One step with a list of devices for each node."""
     with ddp(gpus={0: [1], 1: [3]}) as m:
         step(m)
         say("mapped", gpumap.current().placement.device)
@@ -364,7 +364,7 @@ def interrupted() -> None:
 
 
 def timed() -> None:
-    """train, with the seconds that it took to succeed or fail."""
+    """Run train and print the seconds until it succeeded or failed."""
     began = time.monotonic()
     try:
         train()
@@ -373,7 +373,7 @@ def timed() -> None:
 
 
 def jumping() -> None:
-    """timed, while the clock of the wall jumps by hours at every look."""
+    """Run timed while time.time() jumps by hours at every call."""
     jumps = itertools.cycle((-10_800.0, 0.0, 10_800.0))
     wall = time.time
     time.time = lambda: wall() + next(jumps)

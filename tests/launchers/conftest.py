@@ -51,7 +51,7 @@ def run(machines: str) -> Run:
 def shown(machines: str) -> Shown:
     """Return a function that runs a command and returns its launch lines, sorted.
 
-    starts is whether a session could.
+    starts: whether the exit code must say that a session could start.
     """
 
     def run_command(
@@ -68,7 +68,7 @@ def shown(machines: str) -> Shown:
 def slurm_conf() -> Generator[str, None, None]:
     """Start a Slurm of three nodes for all tests that want one."""
     need("munged", "slurmctld", "slurmd", "srun", "sbatch", root=True)
-    # Not pytest's own folder: munged wants its socket where every user may go.
+    # Not pytest's own folder: munged needs one that every user may enter.
     with tempfile.TemporaryDirectory(prefix="gpumap-slurm-") as name:
         Path(name).chmod(0o755)
         with slurm(Path(name)) as configuration:

@@ -1,4 +1,4 @@
-"""What listens while a job runs on one machine, as ss tells it."""
+"""The addresses on which a job of one machine listens, as ss lists them."""
 
 import contextlib
 import os
@@ -38,7 +38,7 @@ def listening(started: Sequence[subprocess.Popen[str]]) -> set[str]:
 
 
 def start(environ: dict[str, str], *arguments: str) -> subprocess.Popen[str]:
-    """Start a Python whose output is read."""
+    """Start a Python in a process session of its own, which its children share."""
     return start_python(
         *arguments, environ=environ, stderr=None, start_new_session=True
     )
@@ -46,7 +46,7 @@ def start(environ: dict[str, str], *arguments: str) -> subprocess.Popen[str]:
 
 @pytest.mark.parametrize("way", ["variables", "spawn"])
 def test_nothing_listens_beyond_loopback(way: str) -> None:
-    """The store and gloo's sockets, one of each rank at least."""
+    """The store and each rank's gloo socket listen on loopback only."""
     need("ss", root=True)
     if way == "spawn":
         started = [start({}, "-c", SPAWNS)]

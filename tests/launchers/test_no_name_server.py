@@ -29,7 +29,7 @@ kill $server
 
 
 def test_ranks_meet_where_no_name_server_answers(tmp_path: Path) -> None:
-    """A look-up of seven seconds is longer than any greeting of rank 0's store."""
+    """Ranks meet even if each look-up of a name fails only after seven seconds."""
     need("ip", "unshare", root=True)
     resolver = tmp_path / "resolv.conf"
     resolver.write_text("nameserver 127.0.0.1\noptions timeout:7 attempts:1\n")

@@ -14,7 +14,7 @@ BENCH = [
 
 
 def table(command: Sequence[str], **environ: str) -> str:
-    """Return what a command prints, which is one job's output."""
+    """Return a job's output, which must have two tables without wrong sums."""
     done = run_program(command, environ)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("# Out of bounds values : 0 OK") == 2
@@ -22,7 +22,7 @@ def table(command: Sequence[str], **environ: str) -> str:
 
 
 def test_open_mpi_starts_it() -> None:
-    """Three ranks of one node."""
+    """The benchmark runs under mpirun as three ranks of one node."""
     need("mpirun.openmpi")
     launch = ["mpirun.openmpi", "--oversubscribe", "--allow-run-as-root", "-np", "3"]
     out = table([*launch, *BENCH])
@@ -30,7 +30,7 @@ def test_open_mpi_starts_it() -> None:
 
 
 def test_srun_starts_it(slurm_conf: str) -> None:
-    """Two nodes, a rank on each, in the order of their node ranks."""
+    """The benchmark runs under srun as one rank on each of two nodes."""
     out = table(
         ["srun", "--quiet", "-N2", "-n2", "-w", "n1,n2", *BENCH],
         SLURM_CONF=slurm_conf,

@@ -13,7 +13,7 @@ OPEN_MPI = ["mpirun.openmpi", "--oversubscribe", "--allow-run-as-root"]
 
 
 def test_mpirun(run: Run, python: list[str]) -> None:
-    """Open MPI names its job, from which all ranks work out the port."""
+    """Under mpirun the ranks agree on a port, and each has its local rank's device."""
     need("mpirun.openmpi")
     ranks = run([*OPEN_MPI, "-np", "3", *python])
     assert {rank["launcher"] for rank in ranks} == {"Open MPI"}
@@ -22,7 +22,7 @@ def test_mpirun(run: Run, python: list[str]) -> None:
 
 
 def test_mpiexec_hydra(run: Run, python: list[str]) -> None:
-    """MPICH names nothing: the port is the user's to give."""
+    """Under mpiexec.hydra the ranks meet if the user sets MASTER_PORT."""
     need("mpiexec.hydra")
     port = str(free_port())
     ranks = run(["mpiexec.hydra", "-n", "3", *python], MASTER_PORT=port)
@@ -31,7 +31,7 @@ def test_mpiexec_hydra(run: Run, python: list[str]) -> None:
 
 
 def test_python_m_gpumap_shows_the_same(shown: Shown) -> None:
-    """A line a rank, under both."""
+    """`python -m gpumap` prints one launch line per rank under mpirun and mpiexec."""
     need("mpirun.openmpi", "mpiexec.hydra")
     gpumap = [sys.executable, "-m", "gpumap"]
     for launcher, command in (
@@ -54,7 +54,7 @@ def test_python_m_gpumap_shows_the_same(shown: Shown) -> None:
 def test_processes_whose_variables_are_lost_are_told_of_each_other(
     program: str, options: Sequence[str], lost: Sequence[str]
 ) -> None:
-    """A wrapper that clears them: each process is rank 0 of 1 on the first device."""
+    """If a wrapper clears the variables, one of the two single processes warns."""
     need(program)
     code = "import gpumap, time\nwith gpumap.session() as s: time.sleep(6)"
     forget = [word for name in lost for word in ("-u", name)]

@@ -16,7 +16,7 @@ from helpers.jobs import free_port
 from helpers.launchers import REPORT, Report, Run, Shown, reports
 
 SRUN = ["srun", "--quiet"]
-# The nodes of the test's Slurm have names that nobody can look up.
+# The nodes of the test's Slurm have names that no name server knows.
 LOCAL = {"MASTER_ADDR": "127.0.0.1"}
 
 
@@ -60,7 +60,7 @@ CASES: dict[str, tuple[str, list[tuple[int, int]], list[int], list[int]]] = {
     "two GPUs for each task": (
         "-N1 -n2 -w n1 --gpus-per-task=2",
         [(0, 0), (0, 1)],
-        # It could be one mask for both: each counts by its local rank.
+        # It may be one mask for both tasks: the local rank selects a device.
         [0, 1],
         [0, 3],
     ),
@@ -81,7 +81,7 @@ CASES: dict[str, tuple[str, list[tuple[int, int]], list[int], list[int]]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_srun(case: str, run: Run, python: list[str], slurm_conf: str) -> None:
-    """Every rank trains on its own device, found by what srun says."""
+    """Each task of srun has the node rank, local rank and device of the table."""
     options, where, index, physical = CASES[case]
     ranks = run([*SRUN, *options.split(), *python], SLURM_CONF=slurm_conf, **LOCAL)
     assert {rank["launcher"] for rank in ranks} == {"Slurm"}
@@ -119,7 +119,7 @@ def batch(
 
 
 def test_srun_inside_sbatch(machines: str, tmp_path: Path, slurm_conf: str) -> None:
-    """The step's tasks are the ranks."""
+    """Inside sbatch the tasks of the srun step are the ranks."""
     line = f"srun --quiet {sys.executable} {REPORT}"
     ranks = batch(machines, tmp_path, slurm_conf, "-N2 -n3 -w n1,n2", line)
     assert places(ranks) == [(0, 0), (0, 1), (1, 0)]
@@ -141,14 +141,14 @@ def test_a_step_smaller_than_its_job(
 def test_plain_python_inside_sbatch_waits_for_nobody(
     machines: str, tmp_path: Path, slurm_conf: str
 ) -> None:
-    """SLURM_NTASKS is 4 and SLURM_PROCID is 0: a single process all the same."""
+    """Plain python in a batch script is a single process, though SLURM_NTASKS is 4."""
     line = f"{sys.executable} {REPORT}"
     [alone] = batch(machines, tmp_path, slurm_conf, "-N1 -n4 -w n1", line)
     assert (alone["launcher"], alone["world_size"]) == ("single process", 1)
 
 
 def test_the_shell_of_a_terminal_says_so_in_its_first_seconds(slurm_conf: str) -> None:
-    """`srun -n 2 --pty bash`: the second task's shell has ended already."""
+    """A script in `srun -n 2 --pty bash` is soon told how to be a single process."""
     code = "import gpumap; gpumap.session(device='cpu', start_timeout=7).__enter__()"
     typed = f"{shlex.join([sys.executable, '-c', code])}; exit 0\n"
     command = [*SRUN, "-N1", "-n2", "-w", "n1", "--pty", "bash", "--norc"]
@@ -164,7 +164,7 @@ def test_the_shell_of_a_terminal_says_so_in_its_first_seconds(slurm_conf: str) -
         os.close(far)
         os.write(terminal, typed.encode())
         text = b""
-        with contextlib.suppress(OSError):  # how a terminal ends
+        with contextlib.suppress(OSError):  # what reading a closed terminal raises
             while more := os.read(terminal, 4096):
                 text += more
     os.close(terminal)
@@ -176,7 +176,7 @@ def test_the_shell_of_a_terminal_says_so_in_its_first_seconds(slurm_conf: str) -
 
 
 def test_torchrun_inside_srun(run: Run, slurm_conf: str) -> None:
-    """Ranks and nodes are torchrun's; Slurm counts its agents."""
+    """Inside srun the ranks and nodes are torchrun's, and Slurm's tasks its agents."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2"]
     torchrun += ["--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-id", "job"]
     torchrun += ["--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
@@ -198,9 +198,9 @@ def test_torchrun_inside_srun(run: Run, slurm_conf: str) -> None:
 def test_other_distributions(
     options: str, where: list[str], store: str, shown: Shown, slurm_conf: str
 ) -> None:
-    """Under an arbitrary one rank 0 is not on the first node: no address is guessed.
+    """Under `-m arbitrary` rank 0 is not on the first node: no address is guessed.
 
-    Without one no session could start, and the command's exit code says so.
+    Without an address no session could start, and the command's exit code says so.
     """
     command = [*SRUN, *options.split(), sys.executable, "-m", "gpumap"]
     lines = shown(command, starts=store != "?:", SLURM_CONF=slurm_conf)
@@ -209,7 +209,7 @@ def test_other_distributions(
 
 
 def test_python_m_gpumap_shows_the_same(shown: Shown, slurm_conf: str) -> None:
-    """Where rank 0 is, is Slurm's to say."""
+    """`python -m gpumap` prints one launch line per task, with Slurm's ranks."""
     command = [*SRUN, *["-N2", "-n3", "-w", "n1,n2"], sys.executable, "-m", "gpumap"]
     lines = shown(command, SLURM_CONF=slurm_conf)
     assert [line.partition(", store n1:")[0] for line in lines] == [

@@ -31,7 +31,7 @@ def test_virtual_local_rank(run: Run) -> None:
 
 
 def test_two_agents_with_two_processes_and_one(machines: str) -> None:
-    """Which agent is node 0 is the rendezvous's to say; sizes and places fit it."""
+    """Two agents with two processes and one are nodes of one job, in either order."""
     endpoint = f"127.0.0.1:{free_port()}"
     agents = []
     for size in (2, 1):
@@ -52,7 +52,7 @@ def test_two_agents_with_two_processes_and_one(machines: str) -> None:
 
 
 def test_python_m_gpumap_shows_the_same(shown: Shown) -> None:
-    """A line a rank."""
+    """`python -m gpumap` prints one launch line per rank under torchrun."""
     lines = shown([*TORCHRUN, "--standalone", "--nproc-per-node", "2", "-m", "gpumap"])
     assert [line.partition(", store")[0] for line in lines] == [
         f"launch: torchrun, rank {rank} of 2, local rank {rank} of 2, node 0 of 1"

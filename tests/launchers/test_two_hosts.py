@@ -29,7 +29,7 @@ def hosts(tmp_path: Path) -> Generator[Hosts, None, None]:
 
 
 def rank(number: int) -> dict[str, str]:
-    """Return the variables of one rank a host."""
+    """Return the variables of a rank that is alone on its host."""
     return {
         **clean_environment(),
         "RANK": str(number),
@@ -43,7 +43,7 @@ def rank(number: int) -> dict[str, str]:
 
 
 def wait_until_training(processes: Sequence[subprocess.Popen[str]]) -> None:
-    """Read each rank's output until it says that it has begun."""
+    """Read each rank's output until it has printed TRAINING."""
     for process in processes:
         assert process.stdout is not None
         said: list[str] = []
@@ -53,7 +53,7 @@ def wait_until_training(processes: Sequence[subprocess.Popen[str]]) -> None:
 
 
 def test_two_agents_run_one_job(hosts: Hosts, machines: str) -> None:
-    """Torchrun on each host, two processes and one; each node has its own machine."""
+    """Two agents of torchrun are one job, and each node rehearses its own machine."""
     agents = []
     for host, size in zip(ADDRESSES, (2, 1), strict=True):
         command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2"]
@@ -72,9 +72,10 @@ def test_two_agents_run_one_job(hosts: Hosts, machines: str) -> None:
 def test_a_master_that_is_loopback_on_its_own_host_is_reached(
     hosts: Hosts, tmp_path: Path, address: str
 ) -> None:
-    """Debian's installer names 127.0.1.1 after the host; operators write localhost.
+    """If MASTER_ADDR is loopback on rank 0's host, the other host still gets through.
 
-    gloo would listen there too.
+    Debian's installer maps the host's name to 127.0.1.1; operators write localhost.
+    gloo would listen on that address too.
     """
     names = []
     for own, other in (("hosta", "hostb"), ("hostb", "hosta")):
@@ -99,7 +100,11 @@ def test_a_master_that_is_loopback_on_its_own_host_is_reached(
 def test_an_address_that_leads_here_from_elsewhere_is_told_with_the_way_out(
     hosts: Hosts, tmp_path: Path
 ) -> None:
-    """A service's name, or a NAT's: rank 0 listens on all its interfaces instead."""
+    """A MASTER_ADDR that rank 0's host lacks is an error that suggests 0.0.0.0.
+
+    It may be the name of a service or an address of a NAT. With 0.0.0.0 on rank 0 the
+    ranks meet.
+    """
     names = tmp_path / "names"
     names.write_text(f"127.0.0.1 localhost\n{ADDRESSES['hostb']} service\n")
     lost = rank(0) | {"MASTER_ADDR": "service"}
@@ -118,7 +123,7 @@ def test_an_address_that_leads_here_from_elsewhere_is_told_with_the_way_out(
 
 
 def test_the_store_listens_on_the_masters_address_only(hosts: Hosts) -> None:
-    """Not on loopback, not on every interface."""
+    """The store listens on MASTER_ADDR, not on loopback or on every interface."""
     command = [sys.executable, str(HERE / "hold.py"), "3000"]
     ranks = [hosts.start(h, command, rank(n)) for n, h in enumerate(ADDRESSES)]
     wait_until_training(ranks)
@@ -149,7 +154,7 @@ time.sleep(60)
 
 
 def knock(hosts: Hosts, port: int) -> str:
-    """Return what a host of another network hears at hosta's address there."""
+    """Connect to hosta from a host of another network; return what came of it."""
     command = [sys.executable, "-c", KNOCK, STRANGERS["hosta"], str(port)]
     return hosts.start("stranger", command, clean_environment()).communicate(
         timeout=30
@@ -157,7 +162,7 @@ def knock(hosts: Hosts, port: int) -> str:
 
 
 def test_another_network_cannot_reach_the_store(hosts: Hosts) -> None:
-    """Hosta is on two networks; torch's own store answers on both, gpumap's on one."""
+    """A host of another network reaches torch's own store, but not gpumap's."""
     torchs = [sys.executable, "-c", TORCHS, str(PORT + 1)]
     wait_until_training([hosts.start("hosta", torchs, clean_environment())])
     assert knock(hosts, PORT + 1) == "connected\n"
@@ -172,7 +177,11 @@ def test_another_network_cannot_reach_the_store(hosts: Hosts) -> None:
 
 
 def test_a_cut_link_ends_both_sides_with_the_other_ranks_name(hosts: Hosts) -> None:
-    """Within the collective's 5 s, 5 s for an answer, and 10 s for who did not hear."""
+    """After the link is cut both ranks end within 30 s and name the other rank.
+
+    The collective's time limit is 5 s, the wait for an answer 5 s, and a rank that was
+    not told waits 10 s.
+    """
     command = [sys.executable, str(HERE / "hold.py"), "100000000"]
     ranks = [hosts.start(h, command, rank(n)) for n, h in enumerate(ADDRESSES)]
     wait_until_training(ranks)
@@ -194,7 +203,7 @@ def test_a_cut_link_ends_both_sides_with_the_other_ranks_name(hosts: Hosts) -> N
 
 
 def test_a_master_address_of_another_host_is_told(hosts: Hosts) -> None:
-    """Rank 0 cannot listen there; the message names the variable."""
+    """A MASTER_ADDR of another host is an error on rank 0, which names the variable."""
     command = [sys.executable, str(HERE / "hold.py"), "1"]
     environ = {**rank(0), "MASTER_ADDR": "hostb"}
     process = hosts.start("hosta", command, environ)

@@ -1,4 +1,4 @@
-"""What shows that two processes are of two jobs, and what does not."""
+"""Which differences show that two processes belong to different jobs."""
 
 from typing import Any
 
@@ -47,7 +47,7 @@ OWNER = Fingerprint(
     ids=str,
 )
 def test_evidence(changed: dict[str, Any], said: str | None) -> None:
-    """From another host, or another parent, less can be compared."""
+    """Between processes of different hosts or parents fewer fields are compared."""
     newcomer = OWNER.model_copy(update={"rank": 1, "pid": 101, **changed})
     found = mismatch(OWNER, newcomer)
     assert (found or "").startswith(said or "")
@@ -55,7 +55,7 @@ def test_evidence(changed: dict[str, Any], said: str | None) -> None:
 
 
 def test_a_jobs_name_outweighs_all_evidence() -> None:
-    """Alike, the rest may differ; unlike, the rest may be equal."""
+    """Where job ids are known they alone decide, whatever else is alike or differs."""
     a = OWNER.model_copy(update={"job_id": "7"})
     b = a.model_copy(update={"arguments": "b2", "environment": {}, "spawner": 9})
     assert mismatch(a, b) is None
@@ -63,7 +63,7 @@ def test_a_jobs_name_outweighs_all_evidence() -> None:
 
 
 def test_ranks_spawned_by_one_python_are_one_job() -> None:
-    """Whatever each sets for itself."""
+    """Ranks with one spawning process are one job, whatever else differs."""
     a = OWNER.model_copy(update={"spawner": 50})
     b = a.model_copy(update={"rank": 1, "arguments": "b2", "environment": {}})
     assert mismatch(a, b) is None
@@ -71,7 +71,7 @@ def test_ranks_spawned_by_one_python_are_one_job() -> None:
 
 
 def test_secrets_and_ranks_are_not_compared() -> None:
-    """Nor written anywhere; of the rest, four hex digits of a digest."""
+    """A fingerprint omits secrets and ranks; other values are 4 hex digits each."""
     code = (
         "from gpumap.rendezvous.fingerprint import fingerprint_of\n"
         "from gpumap.mapping.launch import Launch\n"
@@ -109,7 +109,7 @@ if __name__ == "__main__":
 
 
 def test_two_scripts_that_spawn_on_one_port_do_not_mix(tmp_path: Any) -> None:
-    """The commonest clash: a fixed port in a script that is started twice."""
+    """Two runs of an mp.spawn script with a fixed port never join each other's job."""
     script = tmp_path / "spawned.py"
     script.write_text(SPAWNED)
     port = str(free_port())

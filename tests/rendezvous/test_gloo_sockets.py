@@ -8,7 +8,7 @@ from gpumap.rendezvous.gloo_sockets import GlooConnections
 
 
 def test_sockets_of_others_are_not_taken_for_gloos() -> None:
-    """Those of the user's, and of torch's store, which has an epoll as well."""
+    """Shutting down gloo's connections leaves the user's and the store's open."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     connections = GlooConnections(everything=True)
     with (
@@ -24,7 +24,7 @@ def test_sockets_of_others_are_not_taken_for_gloos() -> None:
 
 
 def test_a_group_of_one_needs_no_connection() -> None:
-    """And nothing of a group is found where there is none."""
+    """A group of one counts as intact without a connection; a group of two does not."""
     connections = GlooConnections(everything=True)
     assert connections.intact([])
     assert not connections.intact([1])

@@ -1,4 +1,4 @@
-"""What a rank says while it waits, and what it keeps to itself."""
+"""What a rank prints while it waits, and how errors are put into words."""
 
 import re
 import signal
@@ -15,7 +15,7 @@ from helpers.jobs import endings, finish, free_port, run, start
 
 
 def test_the_stores_host_says_who_is_awaited_and_for_how_long() -> None:
-    """After five seconds; the others of a job keep silent."""
+    """Only the store's host prints who is missing and how long it will wait."""
     ended = run("train", 3, delays={2: 7.0})
     assert [rank.code for rank in ended] == [0, 0, 0], ended
     line = r"rank 2 of 3 not here yet; waiting for 2\d s more"
@@ -23,7 +23,7 @@ def test_the_stores_host_says_who_is_awaited_and_for_how_long() -> None:
 
 
 def test_a_rank_whose_store_is_not_there_says_so() -> None:
-    """Where rank 0 itself is the one that does not come."""
+    """If rank 0 is missing, the other ranks print that its store is not open yet."""
     port = free_port()
     waiting = start(
         "train", {**rank_environment(1, 2, port), "GPUMAP_START_TIMEOUT": "7"}
@@ -34,7 +34,7 @@ def test_a_rank_whose_store_is_not_there_says_so() -> None:
 
 
 def test_start_timeout_can_be_set_for_a_script_that_has_its_own() -> None:
-    """The variable counts, the argument does not; an impossible one is told."""
+    """GPUMAP_START_TIMEOUT overrides the argument; an invalid value is an error."""
     every = {"GPUMAP_START_TIMEOUT": "2", "START_TIMEOUT": "300"}
     [alone] = run("train", ranks=[0], every=every)
     assert "rank 1 of 2 did not come within 2 s." in alone.out
@@ -44,7 +44,7 @@ def test_start_timeout_can_be_set_for_a_script_that_has_its_own() -> None:
 
 @pytest.mark.parametrize(("how", "most"), [("start", 48), ("body", 0), ("end", 48)])
 def test_a_wait_asks_the_store_a_few_times_a_second(how: str, most: int) -> None:
-    """In eight seconds at the start or at the end; nothing at all while training."""
+    """A waiting rank sends the store few requests a second, and none in training."""
     waiting, _ = endings(f"patient {how}", every={"LIMIT": "30"})
     assert waiting.code == 0, waiting.out
     assert int(re.findall(r"asked (\d+)", waiting.out)[0]) <= most
@@ -52,7 +52,7 @@ def test_a_wait_asks_the_store_a_few_times_a_second(how: str, most: int) -> None
 
 @pytest.mark.parametrize("case", ["patient start", "rank_0_evaluates", "slow"])
 def test_no_wait_prints_torchs_warnings(case: str) -> None:
-    """The C++ client of the store warns at each time-out, twice a second."""
+    """A wait prints none of the warnings that torch's C++ store client would."""
     for rank in endings(case, every={"LIMIT": "30"}):
         assert "[c10d]" not in rank.out
         assert "TCPStore" not in rank.out
@@ -67,7 +67,7 @@ class Unprintable(Exception):  # noqa: N818 - a user's own
 
 
 def test_an_error_is_described_in_printable_words() -> None:
-    """Whatever its text is, or does."""
+    """Any error is described in printable text, even if its __str__ fails."""
     assert described(ValueError("a\udc80")) == "ValueError: a\\udc80"
     assert described(KeyError()) == "KeyError"
     assert described(Unprintable()) == "Unprintable: (its text cannot be printed)"
@@ -75,7 +75,7 @@ def test_an_error_is_described_in_printable_words() -> None:
 
 
 def test_notes_are_added_to_what_is_there() -> None:
-    """Also where that is no list."""
+    """note() keeps what is in __notes__, even if that is not a list."""
     error = ValueError()
     note(error, "one")
     note(error, "two")
@@ -86,13 +86,13 @@ def test_notes_are_added_to_what_is_there() -> None:
 
 
 def test_every_signal_has_a_name() -> None:
-    """Real-time ones too, which Python does not name."""
+    """Real-time signals, for which Python has no names, are named too: SIGRTMIN+3."""
     assert signal_name(9) == "SIGKILL"
     assert signal_name(signal.SIGRTMIN + 3) == "SIGRTMIN+3"
 
 
 def test_nothing_that_another_process_wrote_commands_a_terminal() -> None:
-    """ESC, CSI in one byte, NUL, a bell, and a mark that turns the direction."""
+    """Control and bidirectional characters that another process wrote are escaped."""
     store = SessionStore(TorchKeys(dist.HashStore()), "x/")
     kept = Fault(text="学習\u3000実験\u00a0\u200d.py")
     store.write("kept", kept)

@@ -15,7 +15,7 @@ def differing(one: nn.Module, other: nn.Module) -> tuple[str, str] | None:
 
 
 def test_models_alike_may_have_other_names_and_values() -> None:
-    """DDP averages by position."""
+    """Parameter names and values may differ, since DDP averages by position."""
     assert differing(nn.Linear(2, 3), nn.Linear(2, 3)) is None
     one = nn.ModuleDict({"a": nn.Linear(2, 3)})
     other = nn.ModuleDict({"b": nn.Linear(2, 3)})
@@ -23,7 +23,7 @@ def test_models_alike_may_have_other_names_and_values() -> None:
 
 
 def test_the_first_difference_is_named_on_both_sides() -> None:
-    """A shape, a type, a frozen parameter, a buffer, one that is missing."""
+    """The first difference is named for both: shape, dtype, frozen or missing."""
     a = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 4))
     b = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 5))
     assert differing(a, b) == (
@@ -52,7 +52,7 @@ def test_the_first_difference_is_named_on_both_sides() -> None:
 
 
 def test_buffers_that_ddp_leaves_to_each_rank_may_differ() -> None:
-    """Without init_sync and broadcast_buffers, and those that it is told to ignore."""
+    """Buffers that DDP does not synchronise, or is told to ignore, may differ."""
     one, other = nn.Linear(1, 1), nn.Linear(1, 1)
     one.register_buffer("cache", torch.zeros(2))
     other.register_buffer("cache", torch.zeros(3))
@@ -65,7 +65,7 @@ def test_buffers_that_ddp_leaves_to_each_rank_may_differ() -> None:
 
 
 def test_options_are_compared_by_their_words() -> None:
-    """Objects by their kind, since each rank has its own."""
+    """DDP options are compared as text, and objects by the names of their types."""
     options = {"static_graph": True, "bucket_cap_mb": None, "mixed_precision": object()}
     assert likeness_of(nn.Linear(1, 1), options).options == {
         "static_graph": "True",
@@ -75,7 +75,7 @@ def test_options_are_compared_by_their_words() -> None:
 
 
 def test_a_very_long_table_fits_into_one_value() -> None:
-    """Its beginning is told, and a difference behind that is still one."""
+    """A table of 50,000 rows is cut to fit one value; its digest covers all rows."""
     rows = [f"({n * 7919 % 10007},) float32\tparameter p{n}" for n in range(50_000)]
     packed = model_of(rows)
     assert len(packed.model_dump_json()) < 65_536
@@ -90,5 +90,5 @@ def test_a_very_long_table_fits_into_one_value() -> None:
 
 
 def test_a_session_without_a_model_has_no_digest() -> None:
-    """So that it differs from every model's."""
+    """Without a model the digest is empty, so that it differs from every model's."""
     assert Likeness().digest == ""

@@ -1,4 +1,4 @@
-"""The store on which ranks meet, and what becomes of it in children."""
+"""The store on which ranks meet, and forked children, which leave it alone."""
 
 import os
 import signal
@@ -11,7 +11,10 @@ from helpers.jobs import free_port
 
 
 def test_a_child_leaves_its_parents_store_alone() -> None:
-    """Its end would wait for the server's thread, which runs in the parent only."""
+    """A forked child exits at once, and its parent's store goes on working.
+
+    The store's destructor would wait for the server's thread, which no child has.
+    """
     launch = Launch(
         launcher="torchrun",
         rank=0,

@@ -1,4 +1,4 @@
-"""What the ranks find out together before training starts."""
+"""The roll call: what the ranks check together before training starts."""
 
 import json
 import re
@@ -39,7 +39,7 @@ def said(ended: list[Ended], error: str = "RollCallError") -> list[str]:
 
 
 def test_one_device_under_two_masks_is_found_by_its_uuid() -> None:
-    """On every rank, within a second of coming together."""
+    """Two ranks on one GPU are refused at once on both ranks, by the GPU's UUID."""
     masks = ("1", "GPU-30900001")
     ended = run(
         "timed",
@@ -55,7 +55,7 @@ def test_one_device_under_two_masks_is_found_by_its_uuid() -> None:
 
 
 def test_a_rank_that_sees_no_device_is_told_with_its_mask() -> None:
-    """Four cards, and masks of 3 and 4: rank 1 is on the CPU, as both ranks say."""
+    """If rank 1's mask hides all devices, both ranks say so and quote the mask."""
     masks = ("3", "4")
     ended = run(
         "timed",
@@ -75,7 +75,7 @@ def test_a_rank_that_sees_no_device_is_told_with_its_mask() -> None:
 
 
 def test_a_rank_that_is_on_the_cpu_as_asked_may_join_devices() -> None:
-    """Over one backend, as a coordinator does over gloo; unasked, or over two, not."""
+    """A CPU rank may join GPU ranks only if it asked for it and backends are equal."""
 
     def terms(kind: str, backend: str, *, asked: bool = False) -> Terms:
         return Terms(
@@ -97,14 +97,14 @@ def test_a_rank_that_is_on_the_cpu_as_asked_may_join_devices() -> None:
 
 
 def test_a_rehearsal_on_one_rank_alone_is_told() -> None:
-    """The other one trains on what there is."""
+    """Two ranks of which only one rehearses are refused."""
     ended = run("timed", each={0: REHEARSAL})
     for first in said(ended):
         assert first.startswith("the ranks disagree on GPUMAP_REHEARSAL: rank ")
 
 
 def test_slices_of_one_gpu_under_two_masks_are_refused_with_the_reason() -> None:
-    """Each process sees one slice, as CUDA shows it: only together can it be found."""
+    """Two MIG slices of one GPU are refused, though each rank sees only its own."""
     masks = ("MIG-0c757cd7", "MIG-703fb6ed")
     ended = run(
         "timed",
@@ -119,7 +119,7 @@ def test_slices_of_one_gpu_under_two_masks_are_refused_with_the_reason() -> None
 
 
 def test_slices_of_two_gpus_pass() -> None:
-    """One of each."""
+    """Two ranks on MIG slices of different GPUs are accepted."""
     masks = ("MIG-0c757cd7", "MIG-aa232436")
     ended = run(
         "train",
@@ -130,7 +130,7 @@ def test_slices_of_two_gpus_pass() -> None:
 
 
 def test_bound_tasks_with_devices_of_their_own_pass() -> None:
-    """One mask each, as Slurm's --gpus-per-task=1 gives them: index 0 for both."""
+    """Two ranks may both be on cuda:0 if their masks name different GPUs."""
     each = {0: {"CUDA_VISIBLE_DEVICES": "6"}, 1: {"CUDA_VISIBLE_DEVICES": "2"}}
     ended = run("train", every=REHEARSAL, each=each)
     assert [rank.code for rank in ended] == [0, 0], ended
@@ -138,7 +138,7 @@ def test_bound_tasks_with_devices_of_their_own_pass() -> None:
 
 
 def test_a_missing_rank_is_named_by_all_that_came() -> None:
-    """After start_timeout, and with the same words."""
+    """After start_timeout all ranks that came raise one error with those missing."""
     ended = run("timed", 4, ranks=[0, 1], every={"START_TIMEOUT": "3"})
     assert said(ended) == ["ranks 2, 3 of 4 did not come within 3 s."] * 2
     for rank in ended:
@@ -146,7 +146,7 @@ def test_a_missing_rank_is_named_by_all_that_came() -> None:
 
 
 def test_a_missing_rank_0_is_named_with_its_address() -> None:
-    """It would have opened the store."""
+    """If rank 0 is missing, the error has the address of the store it did not open."""
     port = free_port()
     ended = run("timed", ranks=[1], port=port, every={"START_TIMEOUT": "2"})
     [line] = said(ended)
@@ -154,7 +154,7 @@ def test_a_missing_rank_0_is_named_with_its_address() -> None:
 
 
 def test_a_rank_claimed_twice_is_named_with_both_process_ids() -> None:
-    """On every rank, the innocent included."""
+    """If two processes claim one rank, every rank names the process ids of both."""
     port = free_port()
     processes = [start("train", rank_environment(rank, 3, port)) for rank in (0, 1, 1)]
     pids = {str(process.pid) for process in processes[1:]}
@@ -169,7 +169,7 @@ def test_a_rank_claimed_twice_is_named_with_both_process_ids() -> None:
 
 
 def test_a_rank_whose_placement_fails_tells_the_others() -> None:
-    """Whether it hosts the store or not; nobody waits for it."""
+    """If a rank's placement fails, the others stop at once and name its error."""
     for failing in (0, 1):
         gpus = {1 - failing: {"GPUS": "2,3"}, failing: {"GPUS": "2,9"}}
         ended = run("explicit", every=REHEARSAL, each=gpus)
@@ -183,13 +183,13 @@ def test_a_rank_whose_placement_fails_tells_the_others() -> None:
 
 
 def test_a_model_that_cannot_be_wrapped_is_told_by_every_rank() -> None:
-    """The error names session()."""
+    """A model without trainable parameters is an error on every rank."""
     for line in said(run("frozen"), "SessionError"):
         assert line == "Linear has no parameter that requires a gradient."
 
 
 def test_ranks_that_disagree_are_named_with_what_each_has() -> None:
-    """Here on the strategy; world size and backend are compared in the same way."""
+    """Ranks that disagree on an option (here strategy) all raise the same error."""
     each = {0: {"RANKS_OWN": "modulo"}, 1: {"RANKS_OWN": "local_rank"}}
     lines = said(run("terms", every=REHEARSAL, each=each))
     assert lines[0] == lines[1]
@@ -198,10 +198,11 @@ def test_ranks_that_disagree_are_named_with_what_each_has() -> None:
 
 @pytest.mark.parametrize("told", [True, False], ids=["job ids", "no job ids"])
 def test_two_jobs_on_one_port_never_mix(*, told: bool) -> None:
-    """A's rank 0, B's rank 1, B's rank 0, A's rank 1: torch adds them up to 101.
+    """Of two jobs on one port one runs, and the ranks of the other are refused.
 
-    Torch 2.13, started in this order with torch.distributed alone, printed 101 on two
-    ranks and ended with 0.
+    They start in the order A's rank 0, B's rank 1, B's rank 0, A's rank 1. There
+    torch.distributed 2.13 alone printed 101, 1 of A and 100 of B, on two ranks, and
+    ended with 0.
     """
     port = free_port()
     order = [("A", 0, 0.0), ("B", 1, 0.7), ("B", 0, 1.4), ("A", 1, 2.1)]
@@ -229,7 +230,7 @@ def test_two_jobs_on_one_port_never_mix(*, told: bool) -> None:
 
 
 def test_a_job_refused_by_mistake_can_name_itself() -> None:
-    """The waiting rank says who came and left, and what told them apart."""
+    """Ranks refused as another job's are told why, and GPUMAP_JOB_ID joins them."""
     each = {0: {"ROLE": "chief"}, 1: {"ROLE": "worker"}}
     ended = run("train", each=each, every={"START_TIMEOUT": "4"}, cold=True)
     assert said(ended)[0] == "rank 1 of 2 did not come within 4 s."
@@ -240,7 +241,7 @@ def test_a_job_refused_by_mistake_can_name_itself() -> None:
 
 
 def test_a_port_of_another_program_is_told() -> None:
-    """Which listens and says nothing; torch's other ranks wait past their time-out."""
+    """If another, silent program listens on the port, every rank says so in time."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         accepted: list[socket.socket] = []
@@ -264,7 +265,7 @@ def test_a_port_of_another_program_is_told() -> None:
 
 
 def test_a_rank_that_is_interrupted_while_it_waits_withdraws(tmp_path: Path) -> None:
-    """It was counted already; the others hear that it will not come."""
+    """If a rank is interrupted while it waits, the others hear that it cannot start."""
     every = {"FLAG": str(tmp_path / "flag")}
     zero, one, two = run("interrupted", 3, every=every)
     assert "KeyboardInterrupt" in one.out
@@ -274,7 +275,7 @@ def test_a_rank_that_is_interrupted_while_it_waits_withdraws(tmp_path: Path) -> 
 
 
 def test_one_mask_for_two_processes_says_what_fits() -> None:
-    """CUDA_VISIBLE_DEVICES=2 and two processes: one command, or a wider mask."""
+    """Two ranks under a mask of one device are told to start one process per node."""
     every = {**REHEARSAL, "CUDA_VISIBLE_DEVICES": "2"}
     ended = run("train", every=every)
     assert said(ended)[0].startswith("rank 0 and rank 1 are both on one device")
@@ -283,7 +284,7 @@ def test_one_mask_for_two_processes_says_what_fits() -> None:
 
 
 def test_devices_without_a_uuid_are_told_apart_too(tmp_path: Path) -> None:
-    """By bus ID or physical number."""
+    """Devices without a UUID are compared by their PCI bus IDs."""
     node = json.loads(gpumap.machine("rtx3090x4").model_dump_json())
     for device in node["devices"]:
         device["uuid"] = None
@@ -296,21 +297,21 @@ def test_devices_without_a_uuid_are_told_apart_too(tmp_path: Path) -> None:
 
 
 def test_nodes_that_the_launcher_does_not_number_are_still_two() -> None:
-    """One process on each of two pretended nodes, as mpirun starts them."""
+    """Two ranks that are both local rank 0 of 1 count as being on two nodes."""
     every = {**REHEARSAL, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     ended = run("train", every=every, cold=True)
     assert [rank.code for rank in ended] == [0, 0], ended
 
 
 def test_what_only_one_rank_is_told_to_log_is_no_other_job() -> None:
-    """NCCL_DEBUG=INFO on rank 0 alone is everyday work."""
+    """NCCL_DEBUG on one rank alone does not make that rank another job's."""
     each = {0: {"NCCL_DEBUG": "INFO", "X_LOG_LEVEL": "debug"}}
     ended = run("train", each=each, cold=True)
     assert [rank.code for rank in ended] == [0, 0], ended
 
 
 def test_an_odd_environment_and_argument_do_not_stop_a_job() -> None:
-    """Hundreds of long names, as Kubernetes sets them, and text that is no Unicode."""
+    """Hundreds of long variables and a value that is not Unicode do not stop a job."""
     names = [
         f"SERVICE_{n}_WITH_A_NAME_THAT_IS_MUCH_LONGER_THAN_MOST" for n in range(400)
     ]
@@ -320,7 +321,7 @@ def test_an_odd_environment_and_argument_do_not_stop_a_job() -> None:
 
 
 def test_scores_that_change_while_the_ranks_look_are_named() -> None:
-    """Free memory, read by one rank after the other: both find theirs the best."""
+    """If each rank scores its own device best, the error says that scores changed."""
     ended = run("racing", every=REHEARSAL)
     assert said(ended)[0].startswith("rank 0 and rank 1 are both on one device")
     for rank in ended:
@@ -331,7 +332,7 @@ def test_scores_that_change_while_the_ranks_look_are_named() -> None:
 
 
 def test_the_shell_of_a_terminals_step_is_told_in_the_first_seconds() -> None:
-    """`srun -n 2 --pty bash`, and the script started in it: nobody else will come."""
+    """A script in `srun -n 2 --pty bash` is soon told how to be a single process."""
     step = {
         "SLURM_JOB_ID": "4711",
         "SLURM_STEP_ID": "0",
@@ -366,7 +367,7 @@ def keys_of(prefix: str, members: Iterable[Member]) -> SessionStore:
 def test_of_a_large_world_the_missing_are_counted(
     monkeypatch: pytest.MonkeyPatch, asking: float
 ) -> None:
-    """Of 20,000, three have not come; without time to ask for each, it is said so."""
+    """Missing ranks of 20,000 are listed or, if time is short, counted."""
     monkeypatch.setattr("gpumap.rendezvous.roll_call.ASK_EACH_RANK", asking)
     here = [
         Member(rank=n, hostname="n1", pid=n, device="cuda:0")
@@ -382,7 +383,7 @@ def test_of_a_large_world_the_missing_are_counted(
 
 
 def test_a_world_that_no_machine_holds_ends_in_time() -> None:
-    """WORLD_SIZE=1000000000: nothing is done for each of its ranks."""
+    """WORLD_SIZE=1000000000 fails soon, without a loop over its ranks."""
     world = {"RANK": "0", "LOCAL_RANK": "0", "MASTER_PORT": str(free_port())}
     world |= {"WORLD_SIZE": "1000000000", "LOCAL_WORLD_SIZE": "1000000000"}
     for where, said in (
@@ -399,7 +400,7 @@ def test_a_world_that_no_machine_holds_ends_in_time() -> None:
 
 
 def test_ranks_of_a_node_that_pretend_two_machines_are_told() -> None:
-    """On one node; a file may describe another node otherwise."""
+    """Ranks of one node that rehearse different machines are refused."""
     names = ("dgx-a100", "hgx-h100")
     ended = run(
         "train", each={n: {"GPUMAP_REHEARSAL": name} for n, name in enumerate(names)}
@@ -410,7 +411,7 @@ def test_ranks_of_a_node_that_pretend_two_machines_are_told() -> None:
 
 
 def test_scores_under_other_masks_have_not_changed() -> None:
-    """Two masks, and the same memory of each device: the masks are what to change."""
+    """If the ranks' masks differ in order, the error blames them, not the scores."""
     masks = ("1,0", "0,1")
     ended = run(
         "by_memory",
@@ -424,7 +425,7 @@ def test_scores_under_other_masks_have_not_changed() -> None:
 
 
 def test_a_rehearsal_on_one_rank_alone_is_no_other_job() -> None:
-    """Told at once, as what it is, without a name for the job."""
+    """A rehearsal on one rank alone is reported as such, not as another job."""
     ended = run("train", each={1: REHEARSAL}, cold=True)
     for line in said(ended):
         assert "the ranks disagree on GPUMAP_REHEARSAL" in line

@@ -16,7 +16,7 @@ from gpumap.rendezvous.tcp import store_on_loopback
 
 @pytest.fixture(params=[True, False], ids=["libuv", "threads"])
 def store(request: pytest.FixtureRequest) -> dist.TCPStore:
-    """Return a store, by either of torch's servers."""
+    """Return a store that one of torch's two servers hosts."""
     return dist.TCPStore(
         "127.0.0.1", 0, is_master=True, wait_for_workers=False, use_libuv=request.param
     )
@@ -24,7 +24,7 @@ def store(request: pytest.FixtureRequest) -> dist.TCPStore:
 
 @pytest.fixture
 def client(store: dist.TCPStore) -> Iterator[Client]:
-    """Return a client of it."""
+    """Return gpumap's client of the store."""
     client = Client("127.0.0.1", store.port, 5)
     yield client
     client.close()
@@ -33,7 +33,7 @@ def client(store: dist.TCPStore) -> Iterator[Client]:
 def test_both_clients_read_what_either_wrote(
     store: dist.TCPStore, client: Client
 ) -> None:
-    """Keys, counters, and the first of two that claim one."""
+    """Clients of gpumap and torch read each other's keys, counters and claims."""
     client.set("a", b"one")
     assert store.get("a") == b"one"
     store.set("b", "two")
@@ -50,7 +50,7 @@ def test_both_clients_read_what_either_wrote(
 def test_a_wait_ends_with_the_key_or_with_its_time(
     store: dist.TCPStore, client: Client
 ) -> None:
-    """And the connection is as good as before."""
+    """A wait ends with its key or its time limit, and the connection stays usable."""
     assert not client.wait("later", 0.2)
     threading.Timer(0.2, lambda: store.set("later", "now")).start()
     assert client.wait("later", 10)
@@ -67,7 +67,7 @@ def write_and_read(store: dist.TCPStore, key: str) -> None:
 def test_a_key_that_comes_while_its_wait_is_given_up_is_not_lost(
     store: dist.TCPStore, client: Client
 ) -> None:
-    """Both are answered then; neither answer is taken for the next request's."""
+    """If a key comes as its wait times out, later requests get their own answers."""
     for number in range(200):
         key = f"key/{number}"
         setter = threading.Timer(0.001, write_and_read, (store, key))
@@ -79,7 +79,7 @@ def test_a_key_that_comes_while_its_wait_is_given_up_is_not_lost(
 
 
 def test_a_wait_ends_when_another_descriptor_can_be_read(client: Client) -> None:
-    """A listener waits for the ends of processes at the same time."""
+    """A wait for a key also ends when another file descriptor becomes readable."""
     reader, writer = os.pipe()
     try:
         threading.Timer(0.2, lambda: os.write(writer, b"x")).start()
@@ -94,7 +94,7 @@ def test_a_wait_ends_when_another_descriptor_can_be_read(client: Client) -> None
 def test_a_signal_interrupts_a_wait_and_the_next_request_is_answered(
     store: dist.TCPStore, client: Client
 ) -> None:
-    """The answer of the request that was interrupted is never read for another's."""
+    """After a signal has interrupted a wait, the next request gets its own answer."""
 
     def interrupt(*_: object) -> None:
         raise InterruptedError
@@ -111,7 +111,7 @@ def test_a_signal_interrupts_a_wait_and_the_next_request_is_answered(
 
 
 def test_a_server_that_goes_is_told_at_once() -> None:
-    """The wait ends, and so does every later request."""
+    """When the server goes, the current wait and every later request fail."""
     stores = [store_on_loopback()]
     port = stores[0][1]
     client = Client("127.0.0.1", port, 5)
@@ -125,7 +125,7 @@ def test_a_server_that_goes_is_told_at_once() -> None:
 
 @pytest.mark.parametrize("said", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"])
 def test_who_is_no_store_is_told_from_who_is_not_there(said: bytes) -> None:
-    """A server that is silent, or speaks another language."""
+    """A server that is no store is a StoreLostError; no server, ConnectionRefused."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
 
@@ -143,7 +143,7 @@ def test_who_is_no_store_is_told_from_who_is_not_there(said: bytes) -> None:
 
 
 def test_a_forked_child_has_no_connection(client: Client) -> None:
-    """Its requests are refused, and the parent's connection stays open."""
+    """In a forked child requests fail, and the parent's connection stays open."""
     client.set("parents", b"own")
     pid = os.fork()
     if pid == 0:
@@ -158,7 +158,7 @@ def test_a_forked_child_has_no_connection(client: Client) -> None:
 
 
 def test_many_files_may_be_open(client: Client) -> None:
-    """select() takes descriptors up to 1023 only."""
+    """A client works with a descriptor above 1023, where select() would fail."""
     import resource  # noqa: PLC0415 - Linux only, as this limit
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

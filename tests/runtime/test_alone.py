@@ -1,4 +1,4 @@
-"""Processes that each believe to be alone, on one device or on two."""
+"""Single processes on one machine, on the same device or on different ones."""
 
 import subprocess
 
@@ -15,7 +15,7 @@ with gpumap.session(gpus=[int(sys.argv[1])]):
 
 
 def alone_on(*devices: int) -> list[str]:
-    """Return what processes of this one say that are each a world of one, in turn."""
+    """Open a single-process session on each device, in turn; return their stderr."""
     began: list[subprocess.Popen[str]] = []
     for device in devices:
         process = start_python(
@@ -33,7 +33,7 @@ def alone_on(*devices: int) -> list[str]:
 
 
 def test_the_second_of_two_on_one_device_says_so() -> None:
-    """With the pid of the first, and both ways out."""
+    """The second single process on a device warns, and names torchrun and gpus=[…]."""
     first, second = alone_on(2, 2)
     assert "is alone on" not in first
     assert "is alone on cuda:2 (GPU-a1000002…) too: each is rank 0 of 1" in second
@@ -43,5 +43,5 @@ def test_the_second_of_two_on_one_device_says_so() -> None:
 
 @pytest.mark.parametrize("devices", [(0, 1), (3,)])
 def test_on_devices_of_their_own_nothing_is_said(devices: tuple[int, ...]) -> None:
-    """Nor of one that is really alone."""
+    """Single processes on different devices, or a lone one, print no such warning."""
     assert not any("is alone on" in said for said in alone_on(*devices))

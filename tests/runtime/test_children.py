@@ -9,7 +9,7 @@ from helpers.jobs import endings
 
 @pytest.mark.parametrize("how", ["persistent", "iterator", "subprocess", "fork"])
 def test_a_child_that_outlives_the_block_does_not_hold_it(how: str) -> None:
-    """It has the session's descriptors, and none of them is waited for."""
+    """A child that outlives the block, with its descriptors, does not delay its end."""
     for rank in endings(f"outlived {how}"):
         assert rank.code == 0, rank.out
         assert float(re.findall(r"left after (\S+) s", rank.out)[0]) < 5
@@ -17,7 +17,7 @@ def test_a_child_that_outlives_the_block_does_not_hold_it(how: str) -> None:
 
 @pytest.mark.parametrize("how", ["persistent", "fork"])
 def test_a_child_that_outlives_an_error_does_not_keep_the_others(how: str) -> None:
-    """Gloo's sockets are open in the child; rank 0 hears at once all the same."""
+    """Rank 0 hears of rank 1's error though a child keeps rank 1's sockets open."""
     ended = endings(f"outlived {how}", each={1: {"FAILS": "1"}})
     for rank in ended:
         assert float(re.findall(r"left after (\S+) s", rank.out)[0]) < 5, rank.out
@@ -31,7 +31,7 @@ def test_a_child_that_outlives_an_error_does_not_keep_the_others(how: str) -> No
 def test_a_child_that_runs_out_of_the_block_touches_neither_store_nor_group(
     how: str, status: int
 ) -> None:
-    """It ends as Python ends it, and the parent's session and the next one go on."""
+    """A forked child may leave the block, and its parent's sessions go on."""
     for rank in endings(f"runs_on {how}"):
         assert rank.code == 0, rank.out
         assert f"child's status {status * 256}" in rank.out
@@ -42,7 +42,7 @@ def test_a_child_that_runs_out_of_the_block_touches_neither_store_nor_group(
 
 
 def test_a_child_cannot_open_a_session_of_its_parents_job() -> None:
-    """It says why, and the parent trains on."""
+    """A forked child is refused a session with the reason, and its parent trains on."""
     for number, rank in enumerate(endings("opens_one")):
         assert rank.code == 0, rank.out
         assert "inside: this process was forked inside a session, of pid" in rank.out
@@ -51,6 +51,6 @@ def test_a_child_cannot_open_a_session_of_its_parents_job() -> None:
 
 
 def test_a_child_that_is_forked_after_the_block_ends_as_well() -> None:
-    """A DDP that the user keeps refers to a group whose threads are the parent's."""
+    """A child forked after the block can exit, though it has a DDP of the group."""
     for rank in endings("keeps_group"):
         assert f"child's status {7 * 256}" in rank.out

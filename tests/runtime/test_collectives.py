@@ -1,4 +1,4 @@
-"""What is known of this process's collectives, by torch's own recorder."""
+"""Counting this process's collectives with torch's flight recorder."""
 
 from helpers.programs import run_python
 
@@ -22,7 +22,7 @@ print(progress(name, before).made)
 
 
 def test_what_is_counted_and_what_is_not_known() -> None:
-    """None at first, five, none of a later group; then they are pushed out."""
+    """A group's count excludes other groups, and is None once the recorder is full."""
     done = run_python("-c", COUNTS)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["0", "5", "0", "None"]

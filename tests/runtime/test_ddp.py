@@ -19,7 +19,7 @@ from gpumap.runtime import ddp
 
 @pytest.fixture(autouse=True)
 def leak_guard(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No test leaves a process group or gpumap's own variable behind."""
+    """Clear the launcher's variables; assert that no group or variable is left."""
     for name in ("RANK", "WORLD_SIZE", "GPUMAP_REHEARSAL", "GLOO_SOCKET_IFNAME"):
         monkeypatch.delenv(name, raising=False)
     yield
@@ -28,7 +28,7 @@ def leak_guard(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_a_session_in_a_session_is_an_error() -> None:
-    """And the outer one goes on."""
+    """A session inside a session is an error, and the outer session goes on."""
     with gpumap.ddp_session(nn.Linear(1, 1)) as m:
         with (
             pytest.raises(gpumap.SessionError, match="already open in this process"),
@@ -40,7 +40,7 @@ def test_a_session_in_a_session_is_an_error() -> None:
 
 
 def test_current_is_the_session_and_only_inside() -> None:
-    """It tells the device, the rank and the placement."""
+    """current() returns the open session, and is an error outside of one."""
     with gpumap.session() as opened:
         assert gpumap.current() is opened
         assert opened.device == torch.device("cpu")
@@ -50,7 +50,7 @@ def test_current_is_the_session_and_only_inside() -> None:
 
 
 def test_after_an_error_the_next_session_opens() -> None:
-    """Whatever failed: the body, the wrap or the placement."""
+    """After an error in a body or in a placement the next session opens."""
     with pytest.raises(KeyError) as caught, gpumap.session():
         raise KeyError("mine")
     assert caught.value.args == ("mine",)
@@ -78,7 +78,7 @@ def test_after_an_error_the_next_session_opens() -> None:
     ids=str,
 )
 def test_wrong_arguments_are_told(how: dict[str, Any], said: str) -> None:
-    """Before anything waits for them."""
+    """A wrong argument is a SessionError that quotes it."""
     with (
         pytest.raises(gpumap.SessionError) as caught,
         gpumap.ddp_session(nn.Linear(1, 1), **how),
@@ -88,7 +88,7 @@ def test_wrong_arguments_are_told(how: dict[str, Any], said: str) -> None:
 
 
 def test_times_are_seconds_or_timedeltas() -> None:
-    """Both mean the same."""
+    """Time limits may be timedeltas."""
     five = dt.timedelta(seconds=5)
     with gpumap.session(timeout=five, start_timeout=five):
         pass
@@ -107,7 +107,7 @@ def test_times_are_seconds_or_timedeltas() -> None:
     ids=["no parameters", "a list", "SyncBatchNorm"],
 )
 def test_models_that_cannot_be_wrapped_are_told(model: Any, said: str) -> None:
-    """With what to use or to do instead."""
+    """A model that DDP cannot wrap is an error with a hint of what to do."""
     with pytest.raises(gpumap.SessionError) as caught, gpumap.ddp_session(model):
         pass
     assert caught.value.happened == said
@@ -115,7 +115,7 @@ def test_models_that_cannot_be_wrapped_are_told(model: Any, said: str) -> None:
 
 
 def test_a_wrapped_model_is_not_wrapped_again() -> None:
-    """Also after its own session; m.module can be."""
+    """A DDP model is not wrapped again, even after its session; m.module can be."""
     with gpumap.ddp_session(nn.Linear(1, 1)) as m:
         pass
     with (
@@ -128,7 +128,7 @@ def test_a_wrapped_model_is_not_wrapped_again() -> None:
 
 
 def test_after_the_session_the_wrapped_model_says_that_it_is_over() -> None:
-    """m.module is the trained model; what stands for forward pickles."""
+    """After the session calling the DDP model is an error; state_dict() still works."""
     with gpumap.ddp_session(nn.Linear(1, 1)) as m:
         m(torch.ones(1, 1))
     with pytest.raises(gpumap.SessionError, match="the session is over"):
@@ -138,7 +138,7 @@ def test_after_the_session_the_wrapped_model_says_that_it_is_over() -> None:
 
 
 def test_ddp_options_pass_through() -> None:
-    """They arrive as written; one that DDP does not know is DDP's own error."""
+    """DDP gets its options as written; an unknown one is DDP's own TypeError."""
     options: Any = {"static_graph": True, "gradient_as_bucket_view": True}
     with gpumap.ddp_session(nn.Linear(1, 1), **options) as m:
         assert m.static_graph
@@ -151,7 +151,7 @@ def test_ddp_options_pass_through() -> None:
 
 
 def test_naming_gpus_on_a_machine_without_is_an_error() -> None:
-    """Never a silent run on the CPU; and device="cpu" contradicts gpus."""
+    """A session with gpus is an error on the CPU, also if device="cpu" asks for it."""
     with (
         pytest.raises(gpumap.DeviceError, match="no device 2, 3"),
         gpumap.session(gpus=[2, 3]),
@@ -165,7 +165,7 @@ def test_naming_gpus_on_a_machine_without_is_an_error() -> None:
 
 
 def test_a_described_node_is_not_pretended() -> None:
-    """node= says which devices there are; they must be there."""
+    """A session with node= is an error if the machine lacks the described devices."""
     with (
         pytest.raises(gpumap.DeviceError, match="torch counts 0 accelerators"),
         gpumap.session(node=gpumap.machine("rtx3090x4")),
@@ -174,7 +174,7 @@ def test_a_described_node_is_not_pretended() -> None:
 
 
 def test_device_cpu_ignores_a_rehearsal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The user's word wins over the environment."""
+    """device="cpu" overrides GPUMAP_REHEARSAL."""
     monkeypatch.setenv("GPUMAP_REHEARSAL", "dgx-a100")
     with gpumap.session(device="cpu") as opened:
         assert opened.placement.device.kind == "cpu"
@@ -183,9 +183,9 @@ def test_device_cpu_ignores_a_rehearsal(monkeypatch: pytest.MonkeyPatch) -> None
 def test_the_device_is_current_before_the_group_and_the_wrap(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """set_device, then init with device_id, then DDP with device_ids.
+    """The order is set_device, init with device_id, then DDP with device_ids.
 
-    No machine that runs this has a GPU: torch's own calls are recorded instead.
+    The test machines have no GPU: torch's calls are replaced and recorded.
     """
     calls: list[tuple[str, Any]] = []
     card = gpumap.machine("rtx3090x4")
@@ -243,7 +243,7 @@ class UnprintableError(Exception):
 
 @pytest.mark.parametrize("error", [ValueError("bad \udcff name"), UnprintableError()])
 def test_an_error_that_cannot_be_written_leaves_unchanged(error: Exception) -> None:
-    """A file name that is no Unicode, or a text that fails; the group is gone."""
+    """An error whose text cannot be printed leaves unchanged, and the group is gone."""
     with pytest.raises(type(error)) as caught, gpumap.session():
         raise error
     assert caught.value is error
@@ -251,7 +251,7 @@ def test_an_error_that_cannot_be_written_leaves_unchanged(error: Exception) -> N
 
 
 def test_the_sessions_store_has_keys_of_the_users_own() -> None:
-    """None of them is one of gpumap's."""
+    """A user's keys on session.store never clash with gpumap's own."""
     with gpumap.session() as opened:
         for name in ("end", "fault", "left", "verdict", "all left"):
             opened.store.set(name, "mine")
@@ -271,7 +271,7 @@ def test_the_sessions_store_has_keys_of_the_users_own() -> None:
     ids=["backend", "device", "no device", "launch", "node", "long", "longer"],
 )
 def test_arguments_of_another_type_are_told(how: dict[str, Any], said: str) -> None:
-    """Nothing is passed on to fail somewhere else."""
+    """An argument of a wrong type or size is a SessionError that quotes it."""
     with pytest.raises(gpumap.SessionError) as caught, gpumap.session(**how):
         pass
     assert caught.value.happened == said
@@ -280,7 +280,7 @@ def test_arguments_of_another_type_are_told(how: dict[str, Any], said: str) -> N
 def test_a_rehearsed_machine_must_have_the_device(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """device="xpu" is not a DGX A100's."""
+    """device="xpu" is an error in a rehearsal of a DGX A100."""
     monkeypatch.setenv("GPUMAP_REHEARSAL", "dgx-a100")
     with (
         pytest.raises(gpumap.DeviceError, match="device='xpu' was asked for"),

@@ -1,4 +1,4 @@
-"""Sessions that are entered and never left: they end with the script."""
+"""Sessions that are entered and never left: they are closed as the script ends."""
 
 import re
 
@@ -9,7 +9,7 @@ from helpers.jobs import ENDINGS, endings, finish, start
 
 @pytest.mark.parametrize("how", ["never", "closes", "kept"])
 def test_a_session_that_is_not_left_ends_with_the_script(how: str) -> None:
-    """All ranks meet there, and no thread is started while Python ends."""
+    """A session that is never left ends with the script, without starting a thread."""
     for rank in endings(f"flat {how}"):
         assert rank.code == 0, rank.out
         assert f"end {how != 'closes'}" in rank.out
@@ -17,7 +17,7 @@ def test_a_session_that_is_not_left_ends_with_the_script(how: str) -> None:
 
 
 def test_an_uncaught_error_is_what_it_is_left_with() -> None:
-    """The others hear of it; its own rank is noted behind it."""
+    """An uncaught error gets a note of its rank, and the other ranks hear of it."""
     ended = endings("flat raises")
     assert [rank.code for rank in ended] == [1, 1]
     assert "ValueError: boom\ngpumap: raised on rank 1 (pid" in ended[1].out
@@ -26,7 +26,7 @@ def test_an_uncaught_error_is_what_it_is_left_with() -> None:
 
 
 def test_sys_exit_is_the_end_of_a_script() -> None:
-    """Rank 1 had come to its end, rank 0 stood in a collective: both are told."""
+    """If rank 1 exits while rank 0 is in a collective, both report uneven steps."""
     ended = endings("flat exits")
     assert all(rank.code != 0 for rank in ended)
     for rank in ended:
@@ -38,7 +38,7 @@ def test_sys_exit_is_the_end_of_a_script() -> None:
 
 
 def test_letting_go_of_an_open_session_is_told_and_does_not_close_it() -> None:
-    """`session().__enter__()`: it stays open, and ends with the script."""
+    """A session that is not referred to stays open, with a message, until the end."""
     for rank in endings("flat dropped"):
         assert rank.code == 0, rank.out
         assert "nothing refers to an open session any more; it stays open" in rank.out
@@ -47,7 +47,7 @@ def test_letting_go_of_an_open_session_is_told_and_does_not_close_it() -> None:
 
 @pytest.mark.parametrize(("how", "code"), [("ends", "0"), ("raises", "1")])
 def test_a_child_of_multiprocessing_leaves_its_session_too(how: str, code: str) -> None:
-    """Such a process ends without atexit."""
+    """A multiprocessing child's session is closed too, though it runs no atexit."""
     ended = endings(f"flat_child {how}", every={"GPUMAP_JOB_ID": "one"})
     for rank in ended:
         assert f"child {code}" in rank.out, rank.out
@@ -56,7 +56,7 @@ def test_a_child_of_multiprocessing_leaves_its_session_too(how: str, code: str) 
 
 
 def test_a_prompt_goes_on_after_an_error() -> None:
-    """What was raised and printed at a prompt is not what ended the script."""
+    """An earlier error at a prompt is not taken for the end of the script."""
     code = (
         "import sys, gpumap\n"
         "sys.ps1 = '>>> '\n"

@@ -11,14 +11,14 @@ from helpers.warm import Script
 
 
 def alone(case: str) -> Ended:
-    """Return what became of a case in a world of one."""
+    """Run a case in a single process and return its outcome."""
     [ended] = finish([start(case, {}, script=ENDINGS)])
     return ended
 
 
 @pytest.mark.parametrize("how", ["process", "pool", "loader", "C"])
 def test_a_childs_sigterm_is_not_its_parents(how: str) -> None:
-    """The rank trains on, longer than a library may hold it after one of its own."""
+    """SIGTERM to a child does not end its parent, not even after the time limit."""
     ended = alone(f"child_terminated {how}")
     assert ended.code == 0, ended.out
     assert "ended well" in ended.out
@@ -26,21 +26,21 @@ def test_a_childs_sigterm_is_not_its_parents(how: str) -> None:
 
 @pytest.mark.parametrize("how", ["signal", "asyncio"])
 def test_a_handler_set_inside_the_block_is_left_to_do_its_work(how: str) -> None:
-    """A checkpoint takes longer than a library may hold the main thread."""
+    """A SIGTERM handler set inside the block may run for longer than the time limit."""
     ended = alone(f"own_handler {how}")
     assert ended.code == 0, ended.out
     assert "saved and went on;" in ended.out
 
 
 def test_what_the_user_does_about_the_signal_may_take_its_time() -> None:
-    """In a `finally` around the training; the exit code is 143 all the same."""
+    """A `finally` may take long after SIGTERM; the exit code is 143 all the same."""
     ended = alone("saves_while_leaving")
     assert ended.code == 143, ended.out
     assert "saved" in ended.out
 
 
 def test_nothing_of_it_is_left_after_a_session() -> None:
-    """No handler, no descriptor to wake up, no thread."""
+    """A session leaves no SIGTERM handler, wake-up descriptor or thread behind."""
     ended = alone("two_in_a_row")
     assert ended.out.splitlines() == ["True -1 []"] * 2
 
@@ -58,7 +58,7 @@ def two_ranks(case: str) -> list[Script]:
 
 
 def wait_for(text: str, rank: Script) -> None:
-    """Wait until a rank has said something."""
+    """Wait until a rank has printed a text."""
     deadline = time.monotonic() + 60
     while text not in rank.said():
         assert time.monotonic() < deadline, rank.said()
@@ -73,7 +73,10 @@ def wait_for(text: str, rank: Script) -> None:
 def test_a_signal_while_a_rank_finds_out_who_is_silent(
     number: int, code: int, name: str, after: float
 ) -> None:
-    """Torchrun sends one a moment after a rank died; no thread stands in C++ then."""
+    """SIGTERM and SIGINT end a rank that is finding out which rank is silent.
+
+    torchrun sends SIGTERM a moment after a rank died: no thread may be in C++ then.
+    """
     first, second = two_ranks("asks_in_vain")
     with first, second:
         wait_for("asks", first)
@@ -92,7 +95,7 @@ def test_a_signal_while_a_rank_finds_out_who_is_silent(
 def test_a_signal_while_a_rank_waits_at_its_end(
     number: int, code: int, name: str
 ) -> None:
-    """It leaves at once, and the other hears why once it comes to its own."""
+    """A signal ends a rank that waits at its end, and the other rank hears of it."""
     first, second = two_ranks("waits_at_end")
     with first, second:
         for rank in (first, second):

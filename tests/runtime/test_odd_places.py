@@ -1,4 +1,4 @@
-"""Places where scripts are run and libraries seldom tested."""
+"""Unusual surroundings: standard input, few open files, a full disk."""
 
 import os
 import re
@@ -38,7 +38,7 @@ QUICK = SPAWN.format(pause=0, start=100)
 def run(
     *command: str, files: int | None = None, stdin: str | None = None, **more: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a Python command, with so many open files at most."""
+    """Run a Python command; files is its limit of open files."""
 
     def limit() -> None:
         if files is not None:
@@ -48,14 +48,14 @@ def run(
 
 
 def test_a_script_that_comes_from_standard_input_can_spawn() -> None:
-    """`python - < train.py`: the new processes have no file to import."""
+    """spawn() works in `python - < train.py`, which leaves no file to import."""
     pytest.importorskip("cloudpickle", reason="the extra notebook is not installed")
     done = run("-", stdin=QUICK)
     assert done.stdout.startswith("[(0, 'two'), (1, 'two')]"), done.stderr
 
 
 def test_a_temporary_folder_with_too_long_a_name_is_told(tmp_path: Path) -> None:
-    """A socket's name has 107 bytes. Source: unix(7)."""
+    """A TMPDIR too long for a socket's 107 bytes is an error. Source: unix(7)."""
     script = tmp_path / "train.py"
     script.write_text(QUICK)
     folder = tmp_path / ("d" * 120)
@@ -67,7 +67,7 @@ def test_a_temporary_folder_with_too_long_a_name_is_told(tmp_path: Path) -> None
 
 
 def test_too_few_open_files_are_told_before_a_process_starts(tmp_path: Path) -> None:
-    """By spawn() for the parent, and by a rank for itself."""
+    """spawn() and session() check the limit of open files before they start."""
     script = tmp_path / "train.py"
     script.write_text(QUICK)
     done = run(str(script), files=24)
@@ -84,7 +84,7 @@ def test_too_few_open_files_are_told_before_a_process_starts(tmp_path: Path) -> 
 def test_a_session_of_two_needs_as_many_files_as_it_opens(
     rank: str, needed: int
 ) -> None:
-    """Who hosts the store more, and in the first session only."""
+    """Two sessions in a row need 30 more open files on rank 0, and 15 on rank 1."""
     port = free_port()
     code = (
         "import os, resource, gpumap\n"
@@ -104,7 +104,7 @@ def test_a_session_of_two_needs_as_many_files_as_it_opens(
 
 
 def test_a_script_whose_import_is_slow_is_refused_in_time(tmp_path: Path) -> None:
-    """The time to start counts from the call, the server's own start included."""
+    """start_timeout counts from the call of spawn(), its server's start included."""
     script = tmp_path / "train.py"
     script.write_text(SPAWN.format(pause=60, start=8))
     done = run(str(script))
@@ -114,7 +114,7 @@ def test_a_script_whose_import_is_slow_is_refused_in_time(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("where", ["full", "closed", "read enough"])
 def test_the_command_says_where_it_cannot_print(where: str) -> None:
-    """Exit code 2, which is neither that a session could start nor that none could."""
+    """If the command cannot print, it exits with 2; a closed pipe is no error."""
     command = ("-m", "gpumap", "--machine", "t4x4")
     if where == "full":
         with Path("/dev/full").open("w") as full:

@@ -27,7 +27,10 @@ REHEARSAL = {"GPUMAP_REHEARSAL": "dgx-a100"}
 def test_a_process_of_multiprocessing_with_an_address_and_no_rank_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Two of mp.spawn's processes would each be rank 0 of 1 on the first device."""
+    """A child of multiprocessing with a MASTER_ADDR and no RANK is refused.
+
+    Two of mp.spawn's processes would each be rank 0 of 1 on the first device.
+    """
     context = multiprocessing.get_context("spawn")
     results = context.Queue()
 
@@ -75,28 +78,28 @@ def test_two_ranks_train_by_torchs_own_variables() -> None:
 
 
 def test_gloo_on_the_cpu_by_env_needs_no_local_rank() -> None:
-    """RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as env:// wants them."""
+    """On the CPU the variables of torch's env:// are enough, without LOCAL_RANK."""
     bare = {"LOCAL_RANK": "", "LOCAL_WORLD_SIZE": ""}
     for out in ended_well(run("train", every=bare)):
         assert "grad=[[2.0, 2.0]]" in out
 
 
 def test_without_variables_it_is_a_single_process_and_no_port() -> None:
-    """World size 1 is wrapped too; the one socket is gloo's own, on loopback."""
+    """A single process is wrapped in DDP too, and only gloo listens, on loopback."""
     [alone] = finish([start("alone", {})])
     assert "world 1 DistributedDataParallel" in ended_well([alone])[0]
     assert re.search(r"listens \['127\.0\.0\.1:\d+'\]", alone.out)
 
 
 def test_one_gpu_and_one_process() -> None:
-    """In rehearsal of one card: rank 0 on cuda:0."""
+    """A single process whose mask has one GPU is on cuda:0 (in rehearsal)."""
     [one] = finish([start("train", {**REHEARSAL, "CUDA_VISIBLE_DEVICES": "5"})])
     assert "world=1 device=cpu mapped=cuda:0" in ended_well([one])[0]
     assert "rehearsal of dgx-a100: no GPU is used" in one.out
 
 
 def test_the_options_of_a_session_are_the_same_wherever_they_are_declared() -> None:
-    """Their names, order and defaults, in session() and in ddp_session()."""
+    """session(), ddp_session() and SessionOptions declare the same options."""
     options = [
         (n, p.default) for n, p in inspect.signature(gpumap.session).parameters.items()
     ]
@@ -107,7 +110,7 @@ def test_the_options_of_a_session_are_the_same_wherever_they_are_declared() -> N
 
 
 def test_under_torchrun_the_agents_store_is_used() -> None:
-    """And explicit ids are mapped, in rehearsal."""
+    """Under torchrun two ranks meet and get the devices of their explicit gpus."""
     torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
     environ = {**REHEARSAL, "GPUS": "2,3"}
     done = run_python(*torchrun, str(WORKER), "explicit", environ=environ)
@@ -116,20 +119,20 @@ def test_under_torchrun_the_agents_store_is_used() -> None:
 
 
 def test_more_processes_than_devices_fail_on_every_rank() -> None:
-    """Each with the error itself, since each can compute it."""
+    """More processes than devices are a PlacementError on every rank."""
     for out in all_failed(run("explicit", 3, every={**REHEARSAL, "GPUS": "2,3"})):
         assert "PlacementError: 3 processes on dgx-a100 have 2 devices" in out
 
 
 def test_two_ranks_on_one_device_fail_on_every_rank() -> None:
-    """Four processes by rank % 2 on two devices that are visible."""
+    """Two ranks on one device are a PlacementError on every rank."""
     every = {**REHEARSAL, "CUDA_VISIBLE_DEVICES": "2,3"}
     for out in all_failed(run("modulo", 4, every=every)):
         assert "PlacementError: rank 0 and rank 2 are both placed on cuda:0" in out
 
 
 def test_physical_numbers_under_a_mask_fail_on_every_rank() -> None:
-    """gpus=[2, 3] under CUDA_VISIBLE_DEVICES=2,3 is told to be gpus=[0, 1]."""
+    """Physical numbers in gpus under a mask are an error that says what to write."""
     every = {**REHEARSAL, "CUDA_VISIBLE_DEVICES": "2,3", "GPUS": "2,3"}
     for out in all_failed(run("explicit", every=every)):
         assert "DeviceError: there is no device 2, 3 on dgx-a100." in out
@@ -137,27 +140,27 @@ def test_physical_numbers_under_a_mask_fail_on_every_rank() -> None:
 
 
 def test_fewer_processes_than_devices_named_warn_with_the_command() -> None:
-    """Once, on local rank 0."""
+    """If gpus has more devices than there are processes, local rank 0 alone warns."""
     outs = ended_well(run("explicit", every={**REHEARSAL, "GPUS": "1,2,3"}))
     said = "To use all: torchrun --nproc-per-node 3"
     assert [said in out for out in outs] == [True, False]
 
 
 def test_world_size_is_never_counted_from_gpus() -> None:
-    """Eight GPUs are visible, one process was started: a world of one."""
+    """One process with eight visible GPUs is a world of one."""
     [alone] = finish([start("train", REHEARSAL)])
     assert "rank=0 world=1 device=cpu mapped=cuda:0" in ended_well([alone])[0]
 
 
 def test_two_ranks_may_share_a_device_where_the_backend_can() -> None:
-    """With oversubscribe=True, over gloo."""
+    """Two ranks may share a device with oversubscribe=True and gloo."""
     every = {**REHEARSAL, "CUDA_VISIBLE_DEVICES": "4"}
     for out in ended_well(run("shared", every=every)):
         assert "mapped cuda:0 (GPU-a1000004…)" in out
 
 
 def test_a_missing_port_is_named_on_every_rank_at_once() -> None:
-    """Port and address together, where both are missing."""
+    """A missing MASTER_PORT, or address and port, is a LaunchError on every rank."""
     for out in all_failed(run("train", every={"MASTER_PORT": ""})):
         assert "LaunchError" in out
         assert "MASTER_PORT not set" in out
@@ -167,7 +170,7 @@ def test_a_missing_port_is_named_on_every_rank_at_once() -> None:
 
 
 def test_one_machine_listens_on_loopback_only() -> None:
-    """The store's socket and gloo's, as the kernel lists them."""
+    """On one machine the store and gloo listen on loopback only."""
     port = free_port()
     outs = ended_well(run("listening", port=port))
     found = [re.findall(r"'([\d.]+):(\d+)'", out) for out in outs]
@@ -176,7 +179,7 @@ def test_one_machine_listens_on_loopback_only() -> None:
 
 
 def test_forty_sessions_in_a_row_with_one_rank_behind() -> None:
-    """On one MASTER_PORT; hand-written torch fails within a dozen."""
+    """Forty sessions in a row work on one MASTER_PORT; plain torch fails in a dozen."""
     for out in ended_well(run("forty", limit=110)):
         assert "sessions ok" in out
 
@@ -198,38 +201,38 @@ def test_ddp_does_what_it_does_by_itself(case: str) -> None:
 
 
 def test_session_is_for_everything_but_ddp() -> None:
-    """A device, a rank, a store of one's own, and the group for collectives."""
+    """session() gives a device, a rank, a store and a group, without a model."""
     for out in ended_well(run("session_only")):
         assert "sum 1.0 device cpu" in out
 
 
 def test_a_group_that_exists_is_used_and_left_standing() -> None:
-    """Twice in a row; the roll call is held on its store."""
+    """A session uses a process group that exists already, and leaves it open."""
     for rank, out in enumerate(ended_well(run("own_group"))):
         assert out.count(f"rank {rank}\n") == 2
         assert "left standing" in out
 
 
 def test_nothing_is_left_behind() -> None:
-    """No thread, no socket, no excepthook after the first session."""
+    """A second session leaves no thread, socket or excepthook behind."""
     for out in ended_well(run("nothing_left")):
         assert "threads +0 sockets +0 hook back True" in out
 
 
 def test_exit_codes_are_zero() -> None:
-    """A short form of benchmarks/exits.py, which runs 60 such jobs."""
+    """All ranks exit with 0 in three jobs in a row; benchmarks/exits.py runs 60."""
     for _ in range(3):
         ended_well(run("train"))
 
 
 def test_rehearsal_checks_the_same_as_the_machine_would() -> None:
-    """Sharing is refused for the pretended device's own backend, NCCL."""
+    """A rehearsal refuses oversubscribe=True with NCCL, as a real machine would."""
     for out in all_failed(run("shared_nccl", every=REHEARSAL)):
         assert "PlacementError: oversubscribe=True, and the backend cannot" in out
 
 
 def test_different_lists_on_two_pretended_nodes() -> None:
-    """Two nodes of one machine's description: equal UUIDs, other nodes."""
+    """gpus={0: [1], 1: [3]} places each node's rank, even if their UUIDs are equal."""
     each = {
         rank: {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "NODE_RANK": str(rank)}
         for rank in (0, 1)
@@ -243,7 +246,7 @@ def test_different_lists_on_two_pretended_nodes() -> None:
 def test_a_backend_that_this_torch_lacks_is_told_before_the_ranks_meet(
     backend: str,
 ) -> None:
-    """With those that there are."""
+    """A backend that this torch lacks is an error that lists those it has."""
     with (
         pytest.raises(SessionError) as caught,
         gpumap.session(backend=backend, device="cpu"),
@@ -257,7 +260,7 @@ def test_a_backend_that_this_torch_lacks_is_told_before_the_ranks_meet(
 def test_a_rehearsal_needs_no_torch_that_knows_its_devices(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Ascend's torch_npu is not installed here."""
+    """Devices of a plug-in that is not installed, torch_npu, can be rehearsed."""
     npu = {"kind": "npu", "name": "Ascend910B", "total_memory": 2**36}
     devices = [{**npu, "index": n, "physical_index": n} for n in range(2)]
     file = tmp_path / "npu.json"
@@ -281,7 +284,7 @@ def test_a_rehearsal_needs_no_torch_that_knows_its_devices(
 def test_what_needs_the_group_says_after_the_session_that_it_is_over(
     use: Callable[[object], object],
 ) -> None:
-    """The model itself can be copied."""
+    """After the session using the DDP model is an error; m.module can be copied."""
     with gpumap.ddp_session(nn.Linear(2, 1), device="cpu") as m:
         pass
     with pytest.raises(SessionError, match="the session is over, and with it the wrap"):
@@ -292,7 +295,7 @@ def test_what_needs_the_group_says_after_the_session_that_it_is_over(
 def test_detect_node_sees_the_machine_that_is_pretended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As the session does; a kind that it lacks is refused, and the CPU stays one."""
+    """detect_node() returns the rehearsed machine, and refuses a kind that it lacks."""
     monkeypatch.setenv("GPUMAP_REHEARSAL", "t4x4")
     node = gpumap.detect_node()
     assert [device.name for device in node.devices] == ["Tesla T4"] * 4
@@ -309,7 +312,7 @@ def test_detect_node_sees_the_machine_that_is_pretended(
 
 
 def test_a_slow_card_is_said_once_for_each_node() -> None:
-    """By local rank 0; it is a warning, so that it is seen."""
+    """A slower card is warned about once per node, by local rank 0."""
     ended = run("train", every={"GPUMAP_REHEARSAL": "rtx3090-gtx1080"})
     assert [rank.code for rank in ended] == [0, 0], ended
     told = "The NVIDIA GeForce GTX 1080 is the slower: leave it out with gpus=[0]"
@@ -317,7 +320,7 @@ def test_a_slow_card_is_said_once_for_each_node() -> None:
 
 
 def test_an_error_of_a_ranks_own_is_printed_once() -> None:
-    """While the others are told, its first line stands in the log."""
+    """A rank's own error is printed once; before it only its first line is logged."""
     ended = run("train", every={**REHEARSAL, "GPUMAP_GPUS": "8,9"})
     for number, rank in enumerate(ended):
         assert rank.code == 1

@@ -9,7 +9,7 @@ from helpers.jobs import Ended, endings, run
 
 @pytest.mark.parametrize("failing", [0, 1])
 def test_an_exception_leaves_unchanged_and_the_others_know_why(failing: int) -> None:
-    """Its rank and device are in its notes; the others' error names both."""
+    """A rank's exception leaves with a note; the other rank's error names that rank."""
     ended = run("body_fails", every={"FAILS": str(failing)}, limit=30)
     assert [rank.code for rank in ended] == [1, 1]
     own, other = ended[failing].out, ended[1 - failing].out
@@ -28,7 +28,7 @@ def test_an_exception_leaves_unchanged_and_the_others_know_why(failing: int) -> 
 
 
 def test_a_rank_that_has_ended_hears_of_a_later_failure() -> None:
-    """It does not end with 0, and does not wait for its time-out."""
+    """A rank that has finished fails too when another rank fails later."""
     ended = run("fails_when_other_has_ended", limit=30)
     assert [rank.code for rank in ended] == [1, 1]
     assert "This rank had come to its end." in ended[0].out
@@ -36,7 +36,7 @@ def test_a_rank_that_has_ended_hears_of_a_later_failure() -> None:
 
 
 def test_a_rank_that_never_comes_to_the_end_is_named() -> None:
-    """After end_timeout, with what it does meanwhile."""
+    """After end_timeout the error names the rank that is late, and what it does."""
     ended = run("ends_late", every={"TIMEOUT": "3"}, limit=40)
     assert [rank.code for rank in ended] == [1, 1]
     said = re.search(r"SessionError: (rank 1 \(pid .*)", ended[0].out)
@@ -46,7 +46,7 @@ def test_a_rank_that_never_comes_to_the_end_is_named() -> None:
 
 
 def test_an_error_while_closing_never_hides_the_users_own() -> None:
-    """It becomes a note."""
+    """An error while closing becomes a note of the user's error."""
     for rank in run("closing_fails"):
         assert rank.code == 1
         assert "\nValueError: the user's own\n" in rank.out
@@ -57,19 +57,19 @@ def test_an_error_while_closing_never_hides_the_users_own() -> None:
 
 
 def seconds(rank: Ended) -> float:
-    """Return after how long a rank says that it left."""
+    """Return the seconds after which a rank printed that it had left."""
     return float(re.findall(r"after (\S+) s", rank.out)[0])
 
 
 def test_rank_0_may_evaluate_for_longer_than_a_collective_may_take() -> None:
-    """The others wait at the end for as long as its process lives."""
+    """The time limit of collectives does not apply to ranks that wait at the end."""
     for rank in endings("rank_0_evaluates"):
         assert (rank.code, rank.out) == (0, "ended well\n")
 
 
 @pytest.mark.parametrize("case", ["waits_in_own_group", "constructor"])
 def test_connections_close_whoever_refers_to_the_group(case: str) -> None:
-    """A group of the user's, its DDP and the error itself are kept; nobody waits."""
+    """Connections close even if the user keeps a group, its DDP or the error."""
     ended = endings(case)
     assert [rank.code for rank in ended] == [0, 0], ended
     assert all(seconds(rank) < 5 for rank in ended), ended
@@ -80,7 +80,7 @@ def test_connections_close_whoever_refers_to_the_group(case: str) -> None:
 
 
 def test_a_group_that_the_body_destroys_is_survived_with_a_hint() -> None:
-    """What torch's own scripts end with does not belong there any more."""
+    """destroy_process_group() inside the block is no error; a hint says to omit it."""
     for rank in endings("destroys"):
         assert rank.code == 0, rank.out
         assert "leave dist.destroy_process_group() out" in rank.out
@@ -88,7 +88,7 @@ def test_a_group_that_the_body_destroys_is_survived_with_a_hint() -> None:
 
 
 def test_a_group_that_does_not_end_is_told_and_not_taken_for_the_users() -> None:
-    """All ranks hear of it; the next session in its process is refused in words."""
+    """A group that cannot be destroyed is an error, and the next session is refused."""
     ended = endings("destroy_fails")
     assert "error the gloo process group could not be ended." in ended[1].out
     assert "RuntimeError: planted" in ended[1].out
@@ -98,10 +98,11 @@ def test_a_group_that_does_not_end_is_told_and_not_taken_for_the_users() -> None
 
 
 def test_uneven_steps_are_told_as_such_and_at_once() -> None:
-    """Rank 0 leaves its loop, rank 1 makes a step more: both say so, and what helps.
+    """If rank 1 makes one step more than rank 0, both say so and name m.join().
 
-    DDP makes two collectives to compare and one for each of two tensors before the
-    first step, and one in each; all of them count, so only their difference is fixed.
+    DDP makes two collectives to compare the models and one for each of two tensors
+    before the first step, and one per step. All of them count, so that only their
+    difference is fixed.
     """
     for rank in endings("uneven"):
         assert seconds(rank) < 15, rank.out
@@ -117,7 +118,7 @@ def test_uneven_steps_are_told_as_such_and_at_once() -> None:
 
 
 def test_collectives_of_an_earlier_session_do_not_count() -> None:
-    """Torch gives the groups of sessions that follow each other one name."""
+    """An earlier session's collectives do not count, though group names repeat."""
     for rank in endings("uneven_after_another"):
         assert re.search(
             r"rank 0 \(.*\), on cpu, had come to its end after 0 collectives, "
@@ -128,13 +129,13 @@ def test_collectives_of_an_earlier_session_do_not_count() -> None:
 
 @pytest.mark.parametrize("case", ["joined", "works_on_after_another"])
 def test_steps_that_only_look_uneven_are_none(case: str) -> None:
-    """Inside of m.join(), or in a group that the ended rank is not in."""
+    """Uneven steps are no error inside m.join(), or in a group of other ranks."""
     for rank in endings(case):
         assert (rank.code, rank.out) == (0, "ended well\n")
 
 
 def test_a_slow_rank_hears_that_the_others_gave_up_and_why() -> None:
-    """It is named on both, with the line where it was; nobody else is blamed."""
+    """Both ranks' errors name the slow rank alone, and the line where it is."""
     for rank in endings("slow"):
         assert rank.code == 0, rank.out
         assert re.search(
@@ -165,7 +166,7 @@ def test_a_slow_rank_hears_that_the_others_gave_up_and_why() -> None:
     ],
 )
 def test_what_must_be_alike_is_compared_before_the_wrap(how: str, said: str) -> None:
-    """All ranks hear the same, whichever came first."""
+    """Different models, options or sessions are one and the same error on all ranks."""
     values = {
         "shape": ("2", "3"),
         "option": ("not given", "True"),
@@ -191,7 +192,7 @@ def test_what_must_be_alike_is_compared_before_the_wrap(how: str, said: str) -> 
 def test_an_odd_error_is_still_the_same_with_its_rank(
     how: str, name: str, text: str
 ) -> None:
-    """One that takes no notes, one whose notes are none, one that ends iterations."""
+    """Errors that take no notes, have odd ones or are StopIteration leave unchanged."""
     ended = endings(f"odd_error {how}")
     assert f"same True {name}\ntext {text}\n" in ended[1].out
     assert "gpumap: raised on rank 1 (pid" in ended[1].out

@@ -29,18 +29,18 @@ def say(*words):
 
 
 def run(body: str, first: str = "") -> tuple[int, str]:
-    """Return the exit code and the output of a script."""
+    """Run a script behind SETUP; return its exit code and its output."""
     done = run_python(
         *("-c", first + SETUP + textwrap.dedent(body)),
         stderr=subprocess.STDOUT,
-        # A shell may have left it ignored.
+        # A shell may have left SIGTERM ignored.
         preexec_fn=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL),
     )
     return done.returncode, done.stdout
 
 
 def test_it_is_raised_and_the_exit_code_is_a_shells() -> None:
-    """Once; the next one ends the process at once."""
+    """The first SIGTERM is raised, a second one would kill; the exit code is 143."""
     code, out = run(
         """
         with Sigterm(5):
@@ -95,7 +95,7 @@ SAID = {
 @pytest.mark.parametrize("how", FORKS)
 @pytest.mark.parametrize("loop", ["no loop", "asyncio imported"])
 def test_a_childs_signal_is_not_its_parents(how: str, loop: str) -> None:
-    """Also of a child whose fork Python, or asyncio as of 3.12, does not notice."""
+    """SIGTERM to a child, even one that C code forked, is not raised in its parent."""
     body = textwrap.dedent(FORKS[how])
     imported = "import asyncio" if loop != "no loop" else "sys.modules.pop('asyncio')"
     code, out = run(
@@ -107,7 +107,7 @@ def test_a_childs_signal_is_not_its_parents(how: str, loop: str) -> None:
 
 
 def test_a_child_is_ended_by_the_signal_from_its_first_moment() -> None:
-    """Before it has forgotten its parent's handler, one that raised would be lost."""
+    """SIGTERM kills a forked child from its first moment: it has no handler."""
     code, out = run(
         """
         with Sigterm(5):
@@ -125,7 +125,7 @@ def test_a_child_is_ended_by_the_signal_from_its_first_moment() -> None:
 
 
 def test_a_process_that_forks_is_ended_by_the_signal() -> None:
-    """What a handler raises in the hooks of os.fork would go nowhere."""
+    """SIGTERM during os.fork() kills: an error raised in a fork hook would be lost."""
     code, out = run(
         """
         with Sigterm(1):
@@ -133,14 +133,14 @@ def test_a_process_that_forks_is_ended_by_the_signal() -> None:
                 os._exit(0)
             time.sleep(30)
         """,
-        # The first one's hook runs last.
+        # The hook that is registered first runs last.
         first="import os; os.register_at_fork(before=lambda: told())",
     )
     assert (code, out) == (-signal.SIGTERM, "")
 
 
 def test_threads_that_fork_at_once_leave_the_handler_as_it_was() -> None:
-    """It is taken back for the time of a fork, by whoever forks first."""
+    """The handler, removed while a thread forks, is back after many such forks."""
     code, out = run(
         """
         def forks():
@@ -171,13 +171,13 @@ def test_threads_that_fork_at_once_leave_the_handler_as_it_was() -> None:
     [
         "signal.signal(signal.SIGTERM, save); told()",
         "asyncio.run(by_asyncio())",
-        # It is taken back before the watch can look who has it.
+        # The handler is removed before the watcher can see it.
         "before = signal.signal(signal.SIGTERM, save); told(); "
         "signal.signal(signal.SIGTERM, before); time.sleep(2); print(end='')",
     ],
 )
 def test_a_handler_of_the_users_is_left_to_do_its_work(set_handler: str) -> None:
-    """It was set inside, and takes longer than a library may hold the thread."""
+    """A handler that the user sets inside the block has no time limit."""
     code, out = run(
         f"""
         def save(*_):
@@ -200,7 +200,7 @@ def test_a_handler_of_the_users_is_left_to_do_its_work(set_handler: str) -> None
 
 
 def test_what_the_user_does_about_it_has_no_bound() -> None:
-    """Until it has come to the session; from then on a library is watched again."""
+    """The user's clean-up after SIGTERM has no time limit."""
     code, out = run(
         """
         with Sigterm(1) as answer:
@@ -224,7 +224,7 @@ libc.pthread_mutex_lock(mutex)
 
 @pytest.mark.parametrize("when", ["at once", "while leaving"])
 def test_a_library_that_holds_the_main_thread_is_waited_for_in_vain(when: str) -> None:
-    """No signal ends a wait for a mutex; its last words are said before the end."""
+    """If C code blocks the main thread, last_words run and the exit code is 143."""
     inside = "libc.pthread_mutex_lock(mutex)"
     if when == "while leaving":
         inside = """
@@ -256,7 +256,7 @@ def test_a_library_that_holds_the_main_thread_is_waited_for_in_vain(when: str) -
 
 
 def test_a_handler_set_before_stays_in_charge() -> None:
-    """Then nothing is installed at all."""
+    """If the user has set a SIGTERM handler before the block, nothing is installed."""
     code, out = run(
         """
         signal.signal(signal.SIGTERM, lambda *_: say("mine"))
@@ -269,7 +269,7 @@ def test_a_handler_set_before_stays_in_charge() -> None:
 
 
 def test_nothing_is_left_and_nothing_of_others_is_taken() -> None:
-    """A wake-up descriptor that was set inside the block stays."""
+    """Leaving removes all that the block installed, and keeps the user's wake-up fd."""
     code, out = run(
         """
         import socket
@@ -289,7 +289,7 @@ def test_nothing_is_left_and_nothing_of_others_is_taken() -> None:
 
 
 def test_many_signals_do_not_hold_the_end() -> None:
-    """They fill the socket on which the watch hears of its end."""
+    """Thousands of signals, which fill the watcher's socket, do not delay the exit."""
     began = time.monotonic()
     code, out = run(
         """

@@ -1,4 +1,4 @@
-"""A short form of benchmarks/soak.py: nothing goes wrong, or grows, in many runs."""
+"""A short form of benchmarks/soak.py: many sessions do not fail and leak nothing."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ SOAK = Path(__file__).parent.parent.parent / "benchmarks/soak.py"
 
 @pytest.mark.alone
 def test_nothing_is_left_behind_by_sessions_and_spawns() -> None:
-    """Alone, and among workers, forks, pools, programs, handlers and errors."""
+    """Sessions and spawns, with workers, forks and errors, leave nothing behind."""
     done = run_python(str(SOAK), "20", "12", "15", timeout=110)
     told = done.stdout + done.stderr
     assert done.stdout.count("more at the end: nothing") == 5, told

@@ -13,7 +13,7 @@ from gpumap.spawning.pickling import dumps, loads
 
 @pytest.mark.parametrize("pickler", ["pickle", "cloudpickle"])
 def test_values_come_back_alike(pickler: str) -> None:
-    """Tensors with what they are, models, and by cloudpickle a lambda."""
+    """Models and tensors survive pickling, and lambdas do by cloudpickle."""
     model = nn.Linear(2, 3)
     there: Any = loads(dumps((model, torch.ones(2, requires_grad=True), 5), pickler))
     assert torch.equal(there[0].weight, model.weight)
@@ -28,9 +28,10 @@ def test_values_come_back_alike(pickler: str) -> None:
 def test_a_tensor_on_an_accelerator_travels_as_a_copy_on_the_cpu(
     pickler: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Loading one opens a context on its device in every process; a warning says so.
+    """A tensor on an accelerator is sent as a copy on the CPU, with a warning.
 
-    No machine that runs this has a GPU: tensors of a certain size stand for its own.
+    Loading it on its device would open a context there in every process. The test
+    machines have no GPU: tensors of six elements stand for those on one.
     """
     monkeypatch.setattr(pickling, "is_on_accelerator", lambda t: t.numel() == 6)
     model = nn.Linear(2, 3)
@@ -46,6 +47,6 @@ def test_a_tensor_on_an_accelerator_travels_as_a_copy_on_the_cpu(
 
 
 def test_what_is_on_an_accelerator() -> None:
-    """Neither the CPU nor a shape without values."""
+    """Tensors on the CPU and on torch's meta device are not on an accelerator."""
     assert not pickling.is_on_accelerator(torch.ones(1))
     assert not pickling.is_on_accelerator(torch.ones(1, device="meta"))

@@ -35,7 +35,7 @@ def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_results_come_in_the_order_of_the_ranks() -> None:
-    """Each process is a rank of its own; arguments reach all of them."""
+    """Results come in the order of the ranks, and all ranks get the arguments."""
     first, second, third = gpumap.spawn(spawnjobs.who, "a", nprocs=3, how="b")
     assert [r["rank"] for r in (first, second, third)] == [0, 1, 2]
     assert second["size"] == 3
@@ -45,14 +45,14 @@ def test_results_come_in_the_order_of_the_ranks() -> None:
 
 
 def test_ranks_train_together() -> None:
-    """Inputs 0 and 3 over four rows: the mean gradient is 6."""
+    """Two ranks average their gradients: inputs 0 and 3 over four rows give 6."""
     assert gpumap.spawn(spawnjobs.train, 3.0, nprocs=2) == [[[6.0, 6.0]]] * 2
 
 
 def test_gpus_are_the_pool_of_the_sessions_inside(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In the order of the ranks; as many processes as devices."""
+    """There is a process for each device of gpus, and ranks are placed in its order."""
     monkeypatch.setenv("GPUMAP_REHEARSAL", "dgx-a100")
     found = gpumap.spawn(spawnjobs.who, gpus=[5, "GPU-a1000002"])
     assert [rank["device"] for rank in found] == ["cuda:5", "cuda:2"]
@@ -70,7 +70,7 @@ def test_gpus_are_the_pool_of_the_sessions_inside(
 def test_gpus_may_be_named_as_other_libraries_name_them(
     monkeypatch: pytest.MonkeyPatch, gpus: list[DeviceRef]
 ) -> None:
-    """In gpus, in scores, and, as texts, in GPUMAP_GPUS."""
+    """Devices in gpus and scores may be "cuda:5", torch.device or NumPy's integers."""
     monkeypatch.setenv("GPUMAP_REHEARSAL", "dgx-a100")
     found = gpumap.spawn(spawnjobs.who, gpus=gpus, nprocs=np.int64(2))  # type: ignore[arg-type]
     assert [rank["device"] for rank in found] == ["cuda:5", "cuda:2"]
@@ -92,7 +92,7 @@ def test_gpus_may_be_named_as_other_libraries_name_them(
 def test_arguments_that_do_not_fit_are_told_before_anything_starts(
     how: dict[str, Any], said: str
 ) -> None:
-    """As torch.multiprocessing.spawn takes them, for instance; no rank is passed."""
+    """Arguments that the function does not take are an error before anything starts."""
     with pytest.raises(gpumap.SessionError) as caught:
         gpumap.spawn(spawnjobs.train, nprocs=2, **how)
     assert caught.value.happened.startswith(said)
@@ -101,14 +101,14 @@ def test_arguments_that_do_not_fit_are_told_before_anything_starts(
 
 
 def test_what_a_decorator_takes_are_the_arguments() -> None:
-    """What functools.wraps points to takes others."""
+    """Arguments are checked against a decorator's wrapper, not the wrapped function."""
     assert gpumap.spawn(spawnjobs.reads, nprocs=1) == ["a configuration"]
 
 
 def test_one_of_the_ranks_says_who_is_awaited(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """The parent hosts the store, and waits for nobody."""
+    """One rank prints who is missing, though the parent hosts the store."""
     assert gpumap.spawn(spawnjobs.comes_late, 7.0, nprocs=2) == [0, 1]
     assert capfd.readouterr().err.count("rank 1 of 2 not here yet; waiting for ") == 1
 
@@ -116,7 +116,7 @@ def test_one_of_the_ranks_says_who_is_awaited(
 def test_ranks_of_a_launcher_do_not_start_jobs_of_their_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Two jobs would be on the same devices; the error has both ways out."""
+    """spawn() in a launcher's rank is an error, unless GPUMAP_LAUNCHER=none is set."""
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(gpumap.SessionError) as caught:
@@ -133,7 +133,7 @@ def test_ranks_of_a_launcher_do_not_start_jobs_of_their_own(
 def test_without_gpus_there_is_a_process_for_each_visible_device(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Under the mask."""
+    """Without gpus there is a process for each device of the mask."""
     monkeypatch.setenv("GPUMAP_REHEARSAL", "dgx-a100")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7,4")
     found = gpumap.spawn(spawnjobs.who)
@@ -142,7 +142,7 @@ def test_without_gpus_there_is_a_process_for_each_visible_device(
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="needs a machine without")
 def test_on_the_cpu_it_is_one_process_unless_told() -> None:
-    """Naming gpus where there is none is an error, as in a session."""
+    """Without an accelerator there is one process, and gpus is an error."""
     [alone] = gpumap.spawn(spawnjobs.who)
     assert (alone["size"], alone["device"]) == (1, "cpu:0")
     with pytest.raises(gpumap.DeviceError, match="there is no device 2, 3"):
@@ -150,7 +150,7 @@ def test_on_the_cpu_it_is_one_process_unless_told() -> None:
 
 
 def test_threads_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unless the user has said how many."""
+    """Without OMP_NUM_THREADS each rank has an equal share of the cores."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     share = max(1, len(os.sched_getaffinity(0)) // 2)
     found = gpumap.spawn(spawnjobs.who, nprocs=2)
@@ -158,7 +158,7 @@ def test_threads_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_users_error_is_raised_with_its_type_rank_and_traceback() -> None:
-    """As if the function had been called here."""
+    """A rank's exception is raised with its type, and its traceback in the notes."""
     with pytest.raises(KeyError) as caught:
         gpumap.spawn(spawnjobs.fails, "raise", nprocs=2)
     assert caught.value.args == ("no such sample",)
@@ -183,7 +183,7 @@ def test_a_users_error_is_raised_with_its_type_rank_and_traceback() -> None:
 def test_what_is_no_ordinary_error_is_told_with_rank_and_device(
     how: str, said: str
 ) -> None:
-    """Also while the others notice nothing, who are ended then."""
+    """Exits, signals and errors that cannot be pickled name the rank and its device."""
     with pytest.raises(gpumap.SessionError) as caught:
         gpumap.spawn(spawnjobs.fails, how, nprocs=2)
     assert caught.value.happened.startswith("rank 1 (pid ")
@@ -191,7 +191,7 @@ def test_what_is_no_ordinary_error_is_told_with_rank_and_device(
 
 
 def test_outside_of_a_session_too_a_failing_rank_ends_the_others() -> None:
-    """They sleep for a minute, and would not notice."""
+    """A failing rank ends the others even if they sleep outside of any session."""
     began = time.monotonic()
     with pytest.raises(OSError, match="disc full"):
         gpumap.spawn(spawnjobs.without_a_session, 0, nprocs=2)
@@ -199,12 +199,12 @@ def test_outside_of_a_session_too_a_failing_rank_ends_the_others() -> None:
 
 
 def test_a_rank_that_exits_with_0_returned_nothing() -> None:
-    """That is no error."""
+    """A rank that calls sys.exit(0) returns None, and that is no error."""
     assert gpumap.spawn(spawnjobs.ends_early, nprocs=2) == [None, "returned"]
 
 
 def test_a_result_that_cannot_be_sent_is_told() -> None:
-    """With what it was."""
+    """A result that cannot be pickled is an error that says what it was."""
     with pytest.raises(
         gpumap.SessionError, match="cannot be sent to the parent: a lock"
     ):
@@ -225,7 +225,7 @@ def test_a_result_that_cannot_be_sent_is_told() -> None:
 def test_wrong_arguments_are_told_before_anything_starts(
     how: dict[str, object], said: str
 ) -> None:
-    """In the words of a session."""
+    """Wrong arguments of spawn() are errors that quote them."""
     with pytest.raises(gpumap.GpumapError) as caught:
         gpumap.spawn(spawnjobs.who, **how)  # type: ignore[arg-type]
     assert caught.value.happened == said
@@ -234,7 +234,7 @@ def test_wrong_arguments_are_told_before_anything_starts(
 def test_a_lambda_travels_by_cloudpickle_or_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The extra is not needed for functions of a module."""
+    """A lambda needs cloudpickle; without it the error says what to install."""
     factor = 3
     assert gpumap.spawn(lambda x: x * factor, 2, nprocs=2) == [6, 6]
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
@@ -247,14 +247,14 @@ def test_a_lambda_travels_by_cloudpickle_or_says_what_to_install(
 def run_script(
     tmp_path: Path, text: str, **environ: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a script of a user's."""
+    """Write a user's script and run it."""
     path = tmp_path / "script.py"
     path.write_text(textwrap.dedent(text))
     return run_python(str(path), environ=environ)
 
 
 def test_a_script_without_the_main_guard_is_told_what_to_add(tmp_path: Path) -> None:
-    """And starts no more processes than it asked for."""
+    """Without a main guard the error asks for one, and no further processes start."""
     done = run_script(
         tmp_path,
         """
@@ -275,7 +275,7 @@ def test_a_script_without_the_main_guard_is_told_what_to_add(tmp_path: Path) -> 
 
 
 def test_functions_of_a_script_are_found_by_its_processes(tmp_path: Path) -> None:
-    """With the guard; classes too."""
+    """Functions and classes of a script with a main guard can be spawned."""
     done = run_script(
         tmp_path,
         """
@@ -296,7 +296,7 @@ def test_functions_of_a_script_are_found_by_its_processes(tmp_path: Path) -> Non
 
 
 def test_each_process_draws_numbers_of_its_own() -> None:
-    """As fresh processes do, though all are forked from one, in whichever spawn."""
+    """Ranks draw different random numbers, though all are forked from one server."""
     drawn = gpumap.spawn(spawnjobs.draws, nprocs=2) + gpumap.spawn(
         spawnjobs.draws, nprocs=2
     )
@@ -305,7 +305,7 @@ def test_each_process_draws_numbers_of_its_own() -> None:
 
 
 def test_a_seed_of_the_script_keeps_its_meaning(tmp_path: Path) -> None:
-    """torch.manual_seed(0) at its top level: torch's first number is then 0.4963."""
+    """After torch.manual_seed(0) at the script's top level all ranks draw 0.4963."""
     done = run_script(
         tmp_path,
         """
@@ -323,7 +323,7 @@ def test_a_seed_of_the_script_keeps_its_meaning(tmp_path: Path) -> None:
 
 
 def test_the_script_reads_the_environment_of_now(tmp_path: Path) -> None:
-    """At its top level as well, in a second spawn from the same server."""
+    """The script's top level sees the environment at each call of spawn()."""
     done = run_script(
         tmp_path,
         """
@@ -345,7 +345,7 @@ def test_the_script_reads_the_environment_of_now(tmp_path: Path) -> None:
 def test_a_process_takes_over_what_its_parent_has_now(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Whatever the server that it is forked from was started with."""
+    """A rank inherits its parent's state at the call, not the fork server's."""
     gpumap.spawn(spawnjobs.draws, nprocs=1)
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     monkeypatch.setenv("TMPDIR", str(tmp_path))
@@ -373,13 +373,13 @@ def test_a_process_takes_over_what_its_parent_has_now(
 
 @pytest.mark.parametrize("method", [None, "fork"])
 def test_data_loaders_work_as_under_torchrun(method: str | None) -> None:
-    """By the start method of any process: 600 tensors and a lambda need no pickling."""
+    """DataLoader's workers are forked: 600 tensors and a lambda need no pickling."""
     sums = [sum(range(n, n + 100)) for n in range(0, 600, 100)]
     assert gpumap.spawn(spawnjobs.loads, method, nprocs=2) == [sums, sums]
 
 
 def test_a_rank_ends_as_a_python_process_ends(tmp_path: Path) -> None:
-    """Threads, atexit and multiprocessing finish what the function left to them."""
+    """A rank's threads, atexit and multiprocessing finalizers finish their work."""
     left = gpumap.spawn(spawnjobs.leaves_work, str(tmp_path), nprocs=2)
     assert left == ["returned", "returned"]
     names = {path.name for path in tmp_path.iterdir()}
@@ -390,7 +390,7 @@ def test_a_rank_ends_as_a_python_process_ends(tmp_path: Path) -> None:
     ("how", "said"), [("_exit", "exit code 7"), ("kill", "SIGKILL")]
 )
 def test_an_exit_code_after_the_function_returned_is_told(how: str, said: str) -> None:
-    """It would be the script's."""
+    """A rank that dies after its function has returned is an error."""
     with pytest.raises(gpumap.SessionError) as caught:
         gpumap.spawn(spawnjobs.exits_after, how, nprocs=2)
     assert caught.value.happened.startswith("rank 1 (pid ")
@@ -406,7 +406,7 @@ def test_an_exit_code_after_the_function_returned_is_told(how: str, said: str) -
     ],
 )
 def test_an_error_that_cannot_be_loaded_arrives_in_words(kind: str, text: str) -> None:
-    """With its rank, its device and where it was raised."""
+    """An exception that cannot be unpickled becomes text, with rank and traceback."""
     with pytest.raises(gpumap.SessionError) as caught:
         gpumap.spawn(spawnjobs.raises, kind, nprocs=2)
     told = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
@@ -417,7 +417,7 @@ def test_an_error_that_cannot_be_loaded_arrives_in_words(kind: str, text: str) -
 
 
 def test_an_error_without_a_text_arrives_itself() -> None:
-    """Its type is kept."""
+    """An exception whose __str__ fails keeps its type."""
     with pytest.raises(spawnjobs.NoText) as caught:
         gpumap.spawn(spawnjobs.raises, "no text", nprocs=2)
     assert "rank 1 (pid" in caught.value.__notes__[-2]
@@ -425,25 +425,25 @@ def test_an_error_without_a_text_arrives_itself() -> None:
 
 @pytest.mark.parametrize("in_session", [True, False])
 def test_who_failed_first_is_not_read_from_a_text(*, in_session: bool) -> None:
-    """Rank 0's error speaks of something else that failed first; it is raised."""
+    """A user's error with the words "failed first" is still the one that is raised."""
     with pytest.raises(ValueError, match="the sanity check failed first"):
         gpumap.spawn(spawnjobs.one_after_the_other, in_session, nprocs=2)
 
 
 def test_a_result_that_cannot_be_loaded_is_told() -> None:
-    """With the rank that returned it."""
+    """A result that cannot be unpickled is an error that names its rank."""
     with pytest.raises(gpumap.SessionError, match="what rank 0 returned cannot be"):
         gpumap.spawn(spawnjobs.returns_what_cannot_be_loaded, nprocs=1)
 
 
 def test_an_argument_that_cannot_be_sent_is_told() -> None:
-    """Before anything starts."""
+    """An argument that cannot be pickled is an error."""
     with pytest.raises(gpumap.SessionError, match="cannot be sent to another process"):
         gpumap.spawn(print, threading.Lock(), nprocs=1)
 
 
 def test_a_script_that_imports_for_too_long_is_told(tmp_path: Path) -> None:
-    """With the ranks that did not start."""
+    """If importing the script exceeds start_timeout, the error names the ranks."""
     done = run_script(
         tmp_path,
         """
@@ -482,7 +482,7 @@ def pids_of(folder: Path) -> list[int]:
 
 
 def lives(pid: int) -> bool:
-    """Tell whether a process runs, a zombie not counting."""
+    """Tell whether a process runs; a zombie does not count."""
     try:
         return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2]
     except OSError:
@@ -498,7 +498,7 @@ def ctrl_c(process: subprocess.Popen[str]) -> None:
 def test_the_end_of_the_parent_is_the_end_of_all(
     tmp_path: Path, end: Callable[[subprocess.Popen[str]], None]
 ) -> None:
-    """Ctrl-C at once, and a killed parent too leaves no orphan."""
+    """Ctrl-C and the death of the parent end all ranks."""
     script = tmp_path / "waits.py"
     script.write_text(WAITS.format(here=str(HERE), folder=str(tmp_path)))
     process = start_python(
@@ -506,7 +506,7 @@ def test_the_end_of_the_parent_is_the_end_of_all(
         stdout=None,
         stderr=subprocess.PIPE,
         start_new_session=True,
-        # A shell may have left it ignored.
+        # A shell may have left SIGINT ignored.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     pids = pids_of(tmp_path)
@@ -520,7 +520,7 @@ def test_the_end_of_the_parent_is_the_end_of_all(
 
 
 def test_a_function_of_a_notebook_is_spawned_from_a_real_kernel() -> None:
-    """By cloudpickle; its result comes back, and its error with its own type."""
+    """A notebook's function can be spawned: its result and its exception come back."""
     cells = [
         "import torch, gpumap\n"
         "class Bad(Exception):\n    pass\n"
@@ -563,7 +563,7 @@ def test_a_function_of_a_notebook_is_spawned_from_a_real_kernel() -> None:
 def test_the_pool_of_the_environment_is_spawns_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """GPUMAP_GPUS names it for a script that names none; as many ranks as devices."""
+    """Without gpus there is a rank for each device of GPUMAP_GPUS."""
     monkeypatch.setenv("GPUMAP_REHEARSAL", "t4x4")
     monkeypatch.setenv("GPUMAP_GPUS", "2,3")
     assert gpumap.spawn(spawnjobs.placed) == ["cuda:2", "cuda:3"]
@@ -571,6 +571,6 @@ def test_the_pool_of_the_environment_is_spawns_too(
 
 @pytest.mark.parametrize("gpus", [[], [""], ["2,3"], [[1, 2]], "2"])
 def test_what_is_no_list_of_devices_starts_no_process(gpus: Any) -> None:
-    """Each entry is one device."""
+    """An argument gpus that is not a list of single devices is an error."""
     with pytest.raises(gpumap.DeviceError):
         gpumap.spawn(spawnjobs.placed, gpus=gpus)
