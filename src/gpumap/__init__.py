@@ -3,7 +3,7 @@
 gpumap maps ranks to devices by pure functions, checks with all ranks that the mapping
 is right before training starts, and runs the session that trains on it. Importing it
 imports neither torch nor NVML; the names below are loaded when they are first used.
-They are all that is public; modules and what else they hold may change at any time.
+Only these names are public; modules and their other contents may change at any time.
 """
 
 from importlib import import_module
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from gpumap.runtime.session import session as session
     from gpumap.spawning.spawn import spawn as spawn
 
-else:  # what checkers do not read, so that they find a name that does not exist
+else:  # not read by type checkers, which so report a name that does not exist
     _HOME = {
         "Conflict": "mapping.placement",
         "Device": "mapping.devices",

@@ -24,7 +24,7 @@ from gpumap.mapping.ranks import RankLayout
 from gpumap.mapping.tables import device_table, link_table, placement_table
 from gpumap.mapping.visibility import doubt, mask_of
 
-# Every torch knows a backend for them; others are asked for.
+# Kinds for which every torch has a backend; for others torch is asked.
 _TORCHS_KINDS = ("cpu", "cuda", "mps", "xpu")
 _MOST_PROCESSES = 4096  # more than any node runs
 _EXAMPLES = """\
@@ -38,17 +38,17 @@ examples:
 
 
 class Report(FrozenModel):
-    """All that is shown; as JSON with --json.
+    """Everything that is printed, as a text or, with --json, as JSON.
 
     Attributes:
-        launch: What started this process, or what --nproc pretends.
-        node: The host and the devices visible there; the first of several.
-        cluster: All nodes, where several are pretended.
-        machine: The machine pretended, if one is.
+        launch: The detected launch, or the one that --nproc simulates.
+        node: The host and its visible devices; of several nodes, the first.
+        cluster: All nodes, if several are rehearsed.
+        machine: The rehearsed machine, if there is one.
         mask: The variable that numbers the visible devices, and its value.
-        placements: This rank's, or its whole node's from local rank 0.
-        warnings: What works and is worth a second thought.
-        error: Why no session could start.
+        placements: This rank's; on local rank 0, those of its whole node.
+        warnings: Doubts about choices that work but could be better.
+        error: Why no session could start, if none could.
     """
 
     launch: Launch | None = None
@@ -62,9 +62,9 @@ class Report(FrozenModel):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print what gpumap sees here; return 1 where no session could start.
+    """Print what gpumap detects; return 1 if no session could start.
 
-    2 where it could not be printed, or the arguments are none.
+    Return 2 if the report could not be printed or the arguments are invalid.
     """
     asked = _parser().parse_args(arguments)
     report = _report(asked)
@@ -82,19 +82,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _not_printed(text: str) -> str | None:
-    """Print a text; return why that could not be done, if it could not.
+    """Print a text; return the reason if that failed.
 
-    Who reads from a pipe may have read enough, which is no failure.
+    A reader that closes its end of a pipe is no failure.
     """
     if sys.stdout is None:
         return "standard output is closed"
     encoding = sys.stdout.encoding or "utf-8"
     try:
-        # At once: under a launcher others print too.
+        # In one write: under a launcher other ranks print too.
         sys.stdout.write(text.encode(encoding, "replace").decode(encoding) + "\n")
         sys.stdout.flush()
     except OSError as error:
-        # What is left in the buffer would be an error once more as Python ends.
+        # Otherwise Python would try to flush the buffer again at exit, and fail.
         sys.stdout = None
         return None if isinstance(error, BrokenPipeError) else str(error)
     return None
@@ -127,7 +127,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _report(asked: argparse.Namespace) -> Report:
-    """Find out step by step; an error ends the report where it happened."""
+    """Build the report step by step; an error ends it at the step that failed."""
     report = Report()
     try:
         for report in _steps(asked):  # noqa: B007 - the last one counts
@@ -144,7 +144,7 @@ def _report(asked: argparse.Namespace) -> Report:
 
 
 def _steps(asked: argparse.Namespace) -> Generator[Report, None, None]:
-    """Yield the report with ever more in it."""
+    """Yield the report after each step, with more fields each time."""
     environ = dict(os.environ)
     if asked.machine is not None:
         environ[REHEARSAL] = asked.machine
@@ -189,9 +189,9 @@ def _steps(asked: argparse.Namespace) -> Generator[Report, None, None]:
 def _on_node(
     launch: Launch, node: Node, policy: Policy, backend: str
 ) -> tuple[list[Placement], list[str | None]]:
-    """Return the placements of a node's ranks, and what is worth a second thought.
+    """Return the placements of a node's ranks, and warnings about them.
 
-    Of this rank alone, where it is not the node's first.
+    If this rank is not the first on its node, return its own placement only.
     """
     pool = Pool.of(policy, node, launch)
     mine = pool.place(launch)
@@ -208,7 +208,7 @@ def _on_node(
 
 
 def _saved(report: Report, path: Path) -> Report:
-    """Write the node down, whole or not at all, from local rank 0."""
+    """Save the node as JSON, atomically, from local rank 0 only."""
     if report.launch is not None and report.launch.local_rank:
         return report
     if report.node is None:
@@ -231,7 +231,7 @@ def _saved(report: Report, path: Path) -> Report:
 
 
 def _unseen(node: Node) -> str | None:
-    """Say that there are devices which torch does not see, or links nobody knows."""
+    """Return a warning about devices that torch does not see, or unknown links."""
     if len(node.devices) > 1 and node.devices[0].kind == "cuda" and not node.links:
         return (
             "the links between the devices are not known: the extra tells them, "
@@ -254,7 +254,7 @@ def _unseen(node: Node) -> str | None:
 def _cluster(
     asked: argparse.Namespace, node: Node, environ: Mapping[str, str]
 ) -> Sequence[Node]:
-    """Return the nodes to show: as many as are described, or as --nodes says."""
+    """Return the nodes to show: all of the described ones, or --nodes equal ones."""
     machine = environ.get(REHEARSAL)
     nodes = rehearsed_nodes(machine, environ) if machine else [node]
     if asked.nodes is None:
@@ -269,13 +269,13 @@ def _cluster(
 
 
 def _fitting(policy: Policy, node: Node, node_rank: int) -> int:
-    """Return how many processes fit a machine that was named without --nproc."""
+    """Return how many processes fit a node if --nproc is not given."""
     listed = policy.listed(node, node_rank)
     return max(1, len(one_per_gpu(node.devices) if listed is None else listed))
 
 
 def _pretended(sizes: Sequence[int]) -> list[Launch]:
-    """Return the first rank's launch on each of nodes with so many processes."""
+    """Return the launch of each node's first rank; sizes are processes per node."""
     layout = RankLayout(sizes)
     ranks = [layout.ranks_of(node_rank) for node_rank in range(len(sizes))]
     return [
@@ -303,7 +303,7 @@ def _in_words(report: Report) -> str:
     node = report.node
     if node is not None:
         nodes = report.cluster or (node,)
-        # Equal nodes once.
+        # Equal nodes are shown once.
         for one in dict.fromkeys(nodes):
             parts.append(_node(one, report))
             if one.devices and not (report.launch and report.launch.local_rank):
@@ -319,7 +319,7 @@ def _in_words(report: Report) -> str:
 
 
 def _host_of(names: Sequence[str]) -> Callable[[int], str]:
-    """Return the host name by node_rank; one node's, whatever its rank."""
+    """Return a function from node_rank to host name; a single node has any rank."""
     return lambda node_rank: names[node_rank if len(names) > 1 else 0]
 
 

@@ -1,10 +1,10 @@
 """Everything that gpumap raises on purpose.
 
 GpumapError
-├── LaunchError     what started this process: variables missing or at odds
-├── DeviceError     which device: a reference that fits none, or several
-├── PlacementError  who goes where: two ranks on one device, or a rank without one
-├── RollCallError   what the ranks found out together before training started
+├── LaunchError     the launcher's variables: missing or contradictory
+├── DeviceError     a device reference that matches no device, or several
+├── PlacementError  two ranks on one device, or a rank without one
+├── RollCallError   what the ranks found when they compared notes before training
 └── SessionError    the life of a session: opening, using and closing it
 """
 
@@ -23,12 +23,12 @@ class GpumapError(Exception):
 
     Attributes:
         happened: What is wrong, with the numbers; stands alone as the first line.
-        seen: What was found that shows it.
+        seen: The evidence.
         hint: What to change.
     """
 
     def __init__(self, happened: str, seen: str = "", hint: str = "") -> None:
-        """Keep the three parts; all of them are positional, so the error pickles."""
+        """Store the parts; all are positional, so that the error can be pickled."""
         super().__init__(happened, seen, hint)
         self.happened = happened
         self.seen = seen
@@ -40,7 +40,7 @@ class GpumapError(Exception):
 
 
 class LaunchError(GpumapError):
-    """What started this process cannot be told, or contradicts itself.
+    """The launcher's variables are incomplete or contradict each other.
 
     Attributes:
         variables: The environment variables to set or to correct, when known.
@@ -53,7 +53,7 @@ class LaunchError(GpumapError):
         hint: str = "",
         variables: tuple[str, ...] = (),
     ) -> None:
-        """Keep the parts and the variables concerned."""
+        """Store the parts and the variables concerned."""
         super().__init__(happened, seen, hint)
         self.args = (happened, seen, hint, variables)
         self.variables = variables
@@ -77,7 +77,7 @@ class _RanksError(GpumapError):
         hint: str = "",
         ranks: tuple[int, ...] = (),
     ) -> None:
-        """Keep the parts and the ranks concerned."""
+        """Store the parts and the ranks concerned."""
         super().__init__(happened, seen, hint)
         self.args = (happened, seen, hint, ranks)
         self.ranks = ranks
@@ -88,12 +88,12 @@ class PlacementError(_RanksError):
 
 
 class RollCallError(_RanksError):
-    """The ranks, comparing what each claims, found that they cannot start together."""
+    """The ranks compared their claims before training and cannot start together."""
 
 
 class SessionError(_RanksError):
     """A session cannot be opened, used or closed as asked, or another rank failed.
 
     Attributes:
-        ranks: The ranks that failed first, where others did.
+        ranks: The ranks that failed first, if another rank failed.
     """

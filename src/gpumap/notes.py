@@ -1,4 +1,4 @@
-"""Notes on errors, also on those that take none."""
+"""Notes on exceptions, including those that do not accept any."""
 
 from contextlib import suppress
 from typing import Any
@@ -7,9 +7,9 @@ __all__ = ["note", "notes_of"]
 
 
 def note(error: BaseException, text: str) -> None:
-    """Add a note to an error, also to a frozen dataclass, which takes none.
+    """Add a note to an error, even to a frozen dataclass, which rejects add_note().
 
-    Where that fails too, the note is left out: the error itself matters more.
+    If that fails too, the note is left out: the error itself matters more.
     """
     with suppress(Exception):
         error.add_note(text)
@@ -19,7 +19,7 @@ def note(error: BaseException, text: str) -> None:
 
 
 def notes_of(error: BaseException) -> list[str]:
-    """Return an error's notes, whatever its user has made of them."""
+    """Return an error's notes as a list, even if __notes__ is not a list."""
     with suppress(Exception):
         notes: Any = getattr(error, "__notes__", [])
         return list(map(str, notes if hasattr(notes, "append") else [notes]))

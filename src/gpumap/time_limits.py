@@ -1,47 +1,47 @@
-"""How long anything waits, in seconds, where the user does not say it.
+"""Time limits in seconds for all waits that the user cannot set.
 
-What the user says is start_timeout, timeout and end_timeout.
+The user sets start_timeout, timeout and end_timeout.
 """
 
-# Meeting on the store. How long a cluster's name service may lag behind its pods, and
-# what torch needs to connect where no name server answers.
+# Rendezvous. How long a cluster's name service may lag behind its pods, and how long
+# torch's client may need to connect if no name server answers.
 NAME_IS_KNOWN, TORCH_CONNECTS = 30.0, 60.0
-# A store answers a greeting at once, if its process is not stopped; and anything else
-# within this, on a machine that swaps.
+# How long a store may take to answer a greeting, which it does at once unless its
+# process is stopped, and how long to answer anything else, on a machine that swaps.
 GREETING, ANY_ANSWER = 6.0, 20.0
-# How long a store that has just been opened may take to say whose it is.
+# How long a new store's host may take to write which job it belongs to.
 OWNER_IS_KNOWN = 30.0
-# How often a rank that waits looks after the others meanwhile.
+# How often a waiting rank checks whether the other ranks are still alive.
 LOOK_AFTER_OTHERS = 1.0
 
-# The roll call. How long the verdict may take once the time is up and one rank is
-# writing it; how long that one may ask after the others, one by one.
+# Roll call. After start_timeout one rank writes the verdict: how long the others wait
+# for it, and how long that rank may look up each rank's key, one by one.
 VERDICT_IS_WRITTEN, ASK_EACH_RANK = 10.0, 2.0
-# How long a rank that cannot start looks for the others, to tell them; and how long the
-# store's host stays, so that they hear of it.
+# How long a rank that cannot start tries to reach the others to tell them, and how long
+# the store's host waits for them to read the error.
 TELL_THE_OTHERS, HOST_STAYS_AT_START = 15.0, 30.0
 
-# The end. How long ranks have to answer what they are doing, and how long they wait for
-# what is made of it.
+# Shutdown. How long ranks have to report what they are doing, and how long they wait
+# for the outcome that one rank draws from the reports.
 DOING, OUTCOME = 3.0, 6.0
-# How long the others may take to close their groups, once all have come to the end.
+# How long the other ranks may take to close their groups once all have finished.
 CLOSE_GROUPS = 10.0
-# How long the store's host stays after an error, so that the others hear of it: in the
-# block, and at the end of its process; how often it looks whether they have.
+# How long the store's host waits after an error for the others to read it: in the
+# block, and when its process exits; how often it checks whether they have.
 HOST_STAYS, HOST_STAYS_AT_EXIT, HOST_LOOKS = 1.0, 10.0, 0.2
-# How long a process that has closed its connections may take to be gone.
+# How long a process that has closed its connections may take to end.
 PROCESS_GOES = 0.5
-# How often a rank looks at its own collectives, once another has come to its end; how
-# long its listener may take to stop.
+# How often a rank checks its own collectives once another rank has finished; how long
+# its listener thread may take to stop.
 LOOK_AT_COLLECTIVES, LISTENER_STOPS = 0.5, 1.0
-# How long the main thread may stay in torch's init after another rank has failed, and
-# how often that is looked at.
+# How long the main thread may stay in init_process_group after another rank has failed,
+# and how often that is checked.
 INIT_RETURNS, LOOK_AT_INIT = 10.0, 0.1
-# How long a library may hold the main thread, on which Python's signal handlers run.
+# How long C code may block the main thread, on which Python's signal handlers run.
 LIBRARY_HOLDS_SIGTERM = 5.0
 
-# spawn. How long the other ranks may take to fail by themselves, then to leave when
-# told to, and to leave when their parent has died.
+# spawn. How long the other ranks may take to fail by themselves, then to exit after
+# SIGTERM, and to exit after SIGTERM when their parent has died.
 FAIL_BY_THEMSELVES, LEAVE_WHEN_TOLD, LEAVE_AS_ORPHAN = 3.0, 5.0, 5.0
-# After how long a rank says what it still waits for.
+# After how long a rank prints what it is still waiting for.
 SAY_WHAT_IS_AWAITED = 5.0

@@ -1,4 +1,4 @@
-"""Reads the outside world once and turns it into mapping's values.
+"""Reads the environment and the hardware into mapping's values.
 
 Start with launchers.py (the environment) and hardware.py (the devices). May import
 mapping.

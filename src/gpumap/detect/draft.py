@@ -1,4 +1,4 @@
-"""A Launch in the making: what a launcher's variables say so far."""
+"""A Launch under construction: what a launcher's variables say so far."""
 
 import re
 from dataclasses import dataclass, fields
@@ -14,7 +14,7 @@ __all__ = ["Draft"]
 
 @dataclass
 class Draft:
-    """The fields of a Launch, by the same names, and where they are read from."""
+    """The fields of a Launch, by the same names, and the variables they come from."""
 
     env: Environment
     rank: int | None = None
@@ -30,12 +30,13 @@ class Draft:
     devices_bound: bool = False
 
     def has_own_devices(self) -> bool:
-        """Tell whether this process's mask leaves it devices that are its own alone.
+        """Tell whether this process's mask leaves it devices that no other rank has.
 
-        One device for several local ranks, as --gpus-per-task=1 and wrappers leave it;
-        or, in a Slurm step, fewer than the step has on this node and fewer than it has
-        tasks here: a mask with a device for each task may be all tasks' mask, and
-        counted by local rank it gives different devices where it is not.
+        That is so for one device with several local ranks, as --gpus-per-task=1 and
+        wrapper scripts set it. In a Slurm step it is also so for fewer devices than the
+        step has on this node, if they are also fewer than its tasks there. A mask with
+        a device for each task may be shared by all tasks; if it is not, counting in it
+        by local rank still gives different devices.
         """
         several = (self.local_world_size or 0) > 1 or (self.local_rank or 0) > 0
         masks = (mask_length(self.env.text(name)) for name in ALL_MASKS)
@@ -54,13 +55,13 @@ class Draft:
         )
 
     def fill(self, **values: object) -> None:
-        """Set what is not known yet."""
+        """Set those of these fields that are still None."""
         for name, value in values.items():
             if getattr(self, name) is None:
                 setattr(self, name, value)
 
     def finish(self, launcher: str, start_command: str | None) -> Launch:
-        """Return the launch, with what follows for certain from what is there.
+        """Return the launch, with the fields that follow from those that are known.
 
         Raises:
             LaunchError: The numbers contradict each other.

@@ -1,4 +1,4 @@
-"""A launcher's variables, read with care, and which of them were used."""
+"""A launcher's variables, parsed strictly, and a record of those that were used."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -11,19 +11,19 @@ _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 
 
 class Environment:
-    """Variables as a launcher left them; "" counts as not set.
+    """A process's environment variables; an empty one counts as not set.
 
     Attributes:
-        used: The variables that were asked for and are set.
+        used: The variables that were read and are set.
     """
 
     def __init__(self, variables: Mapping[str, str]) -> None:
-        """Read from these variables and no others."""
+        """Read from these variables only."""
         self._variables = variables
         self.used: dict[str, str] = {}
 
     def text(self, name: str) -> str | None:
-        """Return a variable's text; None where it is not set or empty."""
+        """Return a variable's text; None if it is not set or empty."""
         value = self._variables.get(name, "").strip()
         if not value:
             return None
@@ -31,7 +31,7 @@ class Environment:
         return value
 
     def number(self, name: str) -> int | None:
-        """Return a variable's number; None where it is not set, or LOCAL_RANK is -1.
+        """Return a variable's number; None if it is not set, or LOCAL_RANK is -1.
 
         Raises:
             LaunchError: It is set to anything but a whole number from 0.
@@ -39,7 +39,7 @@ class Environment:
         value = self.text(name)
         if value is None or (name == "LOCAL_RANK" and value == "-1"):
             return None
-        # Longer than any number of processes, and than what int() takes.
+        # Longer than any number of processes, and than what int() accepts.
         if not (value.isascii() and value.isdecimal()) or len(value) > 18:  # noqa: PLR2004
             raise LaunchError(
                 f"{name} is {value!r}, where a whole number from 0 belongs.",
@@ -52,9 +52,9 @@ class Environment:
     def in_slurm_step(self) -> bool:
         """Tell whether srun started this process as a task of a normal step.
 
-        A batch script's shell and an interactive one have SLURM_PROCID and SLURM_NTASKS
-        too; what they lack is a normal step id. Those of slurm.h from this one up are
-        no steps of tasks (batch, interactive, extern, …).
+        The shells of batch scripts and interactive jobs have SLURM_PROCID and
+        SLURM_NTASKS too, but no normal step id: in slurm.h the ids from
+        _FIRST_SPECIAL_STEP up are steps without tasks (batch, interactive, extern, …).
         """
         step = self.text("SLURM_STEP_ID")
         if step is None or not re.fullmatch(r"-?[0-9]{1,18}", step, re.ASCII):

@@ -1,4 +1,4 @@
-"""The accelerators that this process sees: torch tells which, NVML the rest of them."""
+"""The accelerators that this process sees, from torch and, for details, from NVML."""
 
 import logging
 import os
@@ -16,7 +16,7 @@ __all__ = ["detect_node", "joined"]
 
 log = logging.getLogger(__name__)
 
-# What NVML knows better than torch, or torch not at all.
+# Fields that NVML knows better than torch, or that only NVML knows.
 _NVMLS_OWN = (
     "uuid",
     "physical_index",
@@ -27,7 +27,7 @@ _NVMLS_OWN = (
     "free_memory",
     "utilization",
 )
-# More devices than a host has.
+# More devices than any host has.
 _MANY = 256
 
 
@@ -38,16 +38,16 @@ def detect_node(
 ) -> Node:
     """Return this host and its visible accelerators.
 
-    Under GPUMAP_REHEARSAL, return the machine pretended; where it is one of several
-    nodes, launch says which, or else the environment does.
+    Under GPUMAP_REHEARSAL, return the rehearsed machine; if that has several nodes,
+    launch (or else the environment) selects one.
 
     kind is "auto" for whatever accelerator there is, "cpu" for none, or a torch device
     type that must be there. torch says which devices are visible and how they are
-    numbered; with the extra "nvml", NVIDIA's own library adds links, places and what is
-    free at this moment. Reading properties opens no context on any device.
+    numbered; with the extra "nvml", NVIDIA's own library adds links, NUMA nodes and
+    what is free at this moment. Reading properties opens no context on any device.
 
     Raises:
-        LaunchError: Of several nodes to pretend, the environment does not say which.
+        LaunchError: Several nodes are rehearsed, and the environment selects none.
         DeviceError: The kind is unknown to this torch, or there is no such device, or
             torch cannot read one.
     """
@@ -88,8 +88,8 @@ def _real_node(kind: str, variables: Mapping[str, str]) -> Node:
     seen = Node(hostname=hostname, devices=_through_torch(found, variables))
     amd = any(device.rocm for device in seen.devices)
     physical = nvml_node(hostname) if found == "cuda" and not amd else None
-    # torch.cuda counts by the mask of this moment, the runtime by its own; torch has no
-    # public way to ask it.
+    # torch.cuda counts by the current mask, the CUDA runtime by the one that it read
+    # when it started; torch has no public function for the runtime's count.
     runtimes_own = getattr(torch._C, "_cuda_getDeviceCount", None)  # noqa: SLF001
     counted = runtimes_own() if runtimes_own and found == "cuda" else len(seen.devices)
     if counted != len(seen.devices) or _is_late(seen, physical, variables):
@@ -109,7 +109,7 @@ def _real_node(kind: str, variables: Mapping[str, str]) -> Node:
 
 
 def _hiding(hostname: str, environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """Return the masks that may hide what this torch was built for."""
+    """Return the masks that may hide the devices that this torch was built for."""
     import torch  # noqa: PLC0415 - as above
 
     built = torch.accelerator.current_accelerator()
@@ -124,11 +124,11 @@ def _hiding(hostname: str, environ: Mapping[str, str]) -> tuple[tuple[str, str],
 
 
 def _through_torch(kind: str, environ: Mapping[str, str]) -> tuple[Device, ...]:
-    """Return what torch tells, or its error in our words."""
+    """Return the devices that torch sees; its errors become a DeviceError."""
     import torch  # noqa: PLC0415 - as above
 
     module = torch.get_device_module(kind)
-    # torch.mps has none.
+    # torch.mps has no such function.
     properties = getattr(module, "get_device_properties", None)
     rocm = torch.version.hip is not None
     try:
@@ -148,10 +148,11 @@ def _through_torch(kind: str, environ: Mapping[str, str]) -> tuple[Device, ...]:
 
 
 def _is_late(seen: Node, physical: Node | None, environ: Mapping[str, str]) -> bool:
-    """Tell whether the mask is another than the one the runtime read when it started.
+    """Tell whether the mask was changed after the GPU runtime had read it.
 
-    physical is what NVML tells. How many slices a process is shown depends on the
-    driver, and ordinals are CUDA's own where cards differ: then nothing is compared.
+    physical is the node as NVML sees it. For MIG slices nothing is compared: how many a
+    process sees depends on the driver. For ordinals of unlike cards, which CUDA counts
+    in its own order, only the number of devices is.
     """
     count = len(seen.devices)
     if physical is None:
@@ -168,9 +169,10 @@ def _is_late(seen: Node, physical: Node | None, environ: Mapping[str, str]) -> b
 
 
 def joined(seen: Node, physical: Node, named: Collection[str | None] = ()) -> Node:
-    """Return the devices that torch sees with what NVML knows of each, by UUID.
+    """Return torch's devices with what NVML knows about each, matched by UUID.
 
-    named are the UUIDs that the mask leaves, for slices that torch cannot tell apart.
+    named: the UUIDs that the mask leaves. For a MIG slice torch may report its GPU's
+    UUID; then the one slice in named is meant.
     """
     places = [_place(device, physical, named) for device in seen.devices]
     sure = [None if places.count(place) > 1 else place for place in places]
@@ -197,9 +199,9 @@ def joined(seen: Node, physical: Node, named: Collection[str | None] = ()) -> No
 def _place(
     device: Device, physical: Node, named: Collection[str | None] = ()
 ) -> int | None:
-    """Return where a device of torch's stands among NVML's.
+    """Return the index of one of torch's devices among NVML's; None if it has none.
 
-    For a MIG instance CUDA may give its own UUID without the MIG-, or its GPU's.
+    For a MIG instance CUDA may report its own UUID without the MIG-, or its GPU's.
     """
     own = (device.uuid or "").partition("-")[2]
     others = list(enumerate(physical.devices))
@@ -218,10 +220,10 @@ def _better(device: Device, other: Device) -> dict[str, object]:
 
 
 def _numbered(node: Node, environ: Mapping[str, str]) -> Node:
-    """Return a node with physical indices, as far as they follow without NVML.
+    """Return a node with physical indices, as far as they are known without NVML.
 
-    A mask of ordinals tells them, unless CUDA counts other than nvidia-smi does: by
-    speed, where cards differ. Without a mask, nvidia-smi's order is that of the buses.
+    A mask of ordinals gives them, unless CUDA counts differently from nvidia-smi: where
+    cards differ, by speed. Without a mask, nvidia-smi's order is that of the PCI buses.
     """
     devices = node.devices
     if any(device.physical_index is not None for device in devices):
@@ -245,13 +247,17 @@ def _numbered(node: Node, environ: Mapping[str, str]) -> Node:
 
 
 def _counted_alike(node: Node, environ: Mapping[str, str]) -> bool:
-    """Tell whether CUDA and nvidia-smi count these devices alike."""
+    """Tell whether CUDA and nvidia-smi count these devices in the same order."""
     by_bus = environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
     return by_bus or len({device.name for device in node.devices}) == 1
 
 
 def _left_of_many(node: Node, environ: Mapping[str, str]) -> list[int]:
-    """Return which of very many such devices the mask would leave."""
+    """Return the ordinals that the mask selects.
+
+    The mask is applied to 256 copies of the first device, so that masks are parsed in
+    one place.
+    """
     left = visible(_many(node.devices[0], node.hostname), environ)
     return [device.physical_index or 0 for device in left.devices]
 
@@ -265,7 +271,7 @@ def _many(one: Device, hostname: str) -> Node:
 
 
 def _device(kind: str, index: int, properties: object, *, rocm: bool) -> Device:
-    """Read what torch knows; other accelerators than CUDA leave fields out."""
+    """Return what torch knows about a device; None for what a kind does not have."""
 
     def known(*names: str) -> int | None:
         values = (getattr(properties, name, None) for name in names)
@@ -297,7 +303,7 @@ def _device(kind: str, index: int, properties: object, *, rocm: bool) -> Device:
 
 
 def _uuid(kind: str, value: object, *, rocm: bool) -> str | None:
-    """Return a UUID as the masks write it.
+    """Return a UUID in the form that the masks use.
 
     AMD's are sixteen hexadecimal digits, which torch shows as the bytes of their text.
     """

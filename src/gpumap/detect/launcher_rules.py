@@ -1,4 +1,4 @@
-"""Where one launcher's variables need another look before they are believed."""
+"""Rules for launchers whose variables need to be checked or corrected."""
 
 import json
 from collections.abc import Callable
@@ -19,17 +19,18 @@ __all__ = [
     "virtual_local_rank",
 ]
 
-# The port of sagemaker-training-toolkit's own launchers.
+# The port that sagemaker-training-toolkit's own launchers use.
 _SAGEMAKERS_PORT = 7777
-# More ranks than any node has; their list is for naming neighbours.
+# More ranks than any node has: longer lists are not made.
 _MOST_ON_A_NODE = 4096
 
 
 def virtual_local_rank(draft: Draft) -> None:
     """Undo torchrun's --virtual-local-rank, and list the ranks of this node.
 
-    Under it LOCAL_RANK is 0 in every process, and each sees one device of its own; no
-    variable holds the true local rank. torchrun numbers the ranks of a node in a row.
+    With that option LOCAL_RANK is 0 in every process, and each sees one device of its
+    own; no variable holds the true local rank. torchrun numbers the ranks of a node
+    consecutively.
     """
     draft.devices_bound = draft.has_own_devices()
     if draft.devices_bound and draft.local_rank == 0:
@@ -39,7 +40,7 @@ def virtual_local_rank(draft: Draft) -> None:
 
 
 def ranks_in_a_row(draft: Draft) -> None:
-    """List the ranks of this node, where its launcher numbers them in a row."""
+    """List the ranks of this node, if its launcher numbers them consecutively."""
     rank, local_rank, size = draft.rank, draft.local_rank, draft.local_world_size
     if rank is None or local_rank is None or size is None:
         return
@@ -49,11 +50,11 @@ def ranks_in_a_row(draft: Draft) -> None:
 
 
 def fit_around(draft: Draft) -> None:
-    """Check bare RANK and WORLD_SIZE against a launcher around them.
+    """Check bare RANK and WORLD_SIZE against the launcher that they were set in.
 
-    `export RANK=$SLURM_PROCID` typed before srun gives every task the same rank. Where
-    the sizes are equal, the ranks must be; where WORLD_SIZE is larger, something
-    started several processes in each task, and is believed.
+    `export RANK=$SLURM_PROCID` typed before srun gives every task the same rank. If the
+    world sizes are equal, the ranks must be too. If WORLD_SIZE is larger, several
+    processes were started in each task, and RANK and WORLD_SIZE are used.
 
     Raises:
         LaunchError: They disagree.
@@ -81,7 +82,7 @@ def fit_around(draft: Draft) -> None:
 
 
 def same_rank(name: str) -> Callable[[Draft], None]:
-    """Return a check that another variable says the same rank, where it is set."""
+    """Return a check that another variable, if it is set, has the same rank."""
 
     def check(draft: Draft) -> None:
         other = draft.env.number(name)
@@ -97,13 +98,13 @@ def same_rank(name: str) -> Callable[[Draft], None]:
 
 
 def check_pods(draft: Draft) -> None:
-    """Read a pod's number as a rank, which it is with one process in each pod.
+    """Take a pod's number as the rank, which it is with one process per pod.
 
-    The operator's default, PET_NPROC_PER_NODE=auto, is a process for each of the pod's
-    GPUs: with one GPU this is the only one, with several a local rank is missed.
+    The operator's default, PET_NPROC_PER_NODE=auto, means one process per GPU of the
+    pod. With one GPU this is the only process; with several, the local rank is unknown.
 
     Raises:
-        LaunchError: PET_NPROC_PER_NODE says that there are more.
+        LaunchError: PET_NPROC_PER_NODE says that there are several.
     """
     env = draft.env
     processes = env.text("PET_NPROC_PER_NODE")
@@ -121,10 +122,10 @@ def check_pods(draft: Draft) -> None:
 
 
 def hosts_of_sagemaker(draft: Draft) -> None:
-    """Count the hosts of a SageMaker job that has no launcher of ranks.
+    """Take the hosts of a SageMaker job as its ranks, if nothing launched others.
 
     Raises:
-        LaunchError: SM_HOSTS is no list of hosts with this one in it.
+        LaunchError: SM_HOSTS is no list of hosts that contains this one.
     """
     env = draft.env
     current = env.text("SM_CURRENT_HOST") or ""
@@ -156,7 +157,7 @@ def _around(env: Environment) -> tuple[str, tuple[str, ...]] | None:
 
 
 def _fill_from_slurm(draft: Draft) -> None:
-    """Take from an agreeing step what the bare variables do not say."""
+    """Fill in from an agreeing Slurm step what the bare variables do not say."""
     env = draft.env
     outer = replace(
         draft,

@@ -1,4 +1,4 @@
-"""What started this process: one table of launchers, and one function over it."""
+"""Which launcher started this process: a table of launchers, and its lookup."""
 
 import logging
 import os
@@ -30,7 +30,7 @@ Names = tuple[str, ...]
 
 
 def _nothing_more(_draft: Draft) -> None:
-    """Leave what was read as it is."""
+    """Leave the draft as it was read."""
 
 
 @dataclass(frozen=True)
@@ -40,13 +40,14 @@ class _Row:
     Attributes:
         launcher: Its name in Launch.launcher.
         source: Where its variables are documented or set.
-        marks: The variables that are all set where it started this process.
-        numbers: From which variables the numbers of Launch come; the first that is set.
-        command: What starts {n} processes on each node, {total} in all; torchrun's, if
-            it has none of its own.
-        job_id: What tells its jobs apart.
-        settle: Fills in what follows from these for certain, and checks the rest.
-        applies: Whether it started this process, the marks being set.
+        marks: The variables that are all set if it started this process.
+        numbers: For each number of Launch, the variables to read; the first that is set
+            is used.
+        command: What starts {n} processes on each node, {total} in all; None means
+            torchrun's.
+        job_id: The variables that identify its jobs.
+        settle: Fills in what follows from the numbers for certain, and checks them.
+        applies: Whether it started this process, if its marks are set.
     """
 
     launcher: str
@@ -60,7 +61,7 @@ class _Row:
 
 
 def _family(prefix: str, local: str = "LOCAL_", **more: Names) -> dict[str, Names]:
-    """Return the usual four names of a family, and others."""
+    """Return the four usual variables of a launcher, and others."""
     return {
         "rank": (f"{prefix}RANK",),
         "world_size": (f"{prefix}SIZE",),
@@ -79,7 +80,7 @@ _TORCH: dict[str, Names] = {
 
 LAUNCHERS = (
     _Row(
-        # Whatever started its parent, gpumap.spawn started this very process.
+        # First, since gpumap.spawn started this process, whatever started its parent.
         "gpumap.spawn",
         "gpumap.spawning.spawn",
         ("GPUMAP_SPAWNED", "RANK", "WORLD_SIZE"),
@@ -134,7 +135,7 @@ LAUNCHERS = (
         command="jsrun --tasks_per_rs {n}",
     ),
     _Row(
-        # OMPI_COMM_WORLD_NODE_RANK is the process's rank on its node, over all jobs.
+        # OMPI_COMM_WORLD_NODE_RANK is the process's rank on its node among all jobs.
         "Open MPI",
         "Open MPI 5 documentation, Environment variables set for MPI applications",
         ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
@@ -215,7 +216,7 @@ LAUNCHERS = (
         command="mpiexec --ppn {n}",
     ),
     _Row(
-        # By itself it starts one process on each host; its launchers are found above.
+        # By itself it starts one process per host; its other launchers have rows above.
         "SageMaker",
         "aws/sagemaker-training-toolkit, ENVIRONMENT_VARIABLES.md",
         ("SM_HOSTS", "SM_CURRENT_HOST"),
@@ -226,7 +227,7 @@ LAUNCHERS = (
 )
 
 
-# What goes with a rank that is set; a Slurm allocation's shell has one by itself.
+# The variables that go with each rank's; Slurm's rank is set in plain shells too.
 _RANKS = {
     row.numbers["rank"][0]: row.marks
     for row in LAUNCHERS
@@ -239,17 +240,17 @@ def detect_launch(
 ) -> Launch:
     """Return what started this process, from its environment alone.
 
-    node, where it is known, says whose devices a mask can be about: one that another
-    vendor's driver reads does not make them a task's own.
+    If node is given, masks that only another vendor's driver reads do not count as
+    making devices a task's own.
 
-    The first row of LAUNCHERS whose variables are set tells rank and sizes, all of it;
-    where none is, this is a single process. MASTER_ADDR, MASTER_PORT and GPUMAP_JOB_ID
-    count under every launcher. GPUMAP_LAUNCHER names a row, or "none", and ends the
+    The first row of LAUNCHERS whose variables are set gives the rank and all sizes; if
+    there is none, this is a single process. MASTER_ADDR, MASTER_PORT and GPUMAP_JOB_ID
+    count under every launcher. GPUMAP_LAUNCHER selects a row, or "none", instead of the
     search.
 
     Raises:
-        LaunchError: Variables contradict each other, or half of a family is missing;
-            all that are missing are named at once.
+        LaunchError: Variables contradict each other, or part of a launcher's variables
+            is missing; all that are missing are named at once.
 
     >>> detect_launch({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}).local_rank
     1
@@ -280,17 +281,17 @@ def detect_launch(
 
 
 def launched(environ: Mapping[str, str] | None = None) -> Launch | None:
-    """Return what a launcher says of this process; None where none started it.
+    """Return the launch that a launcher's variables describe; None without a launcher.
 
     Raises:
-        LaunchError: As detect_launch, but for what is missing in every family.
+        LaunchError: As detect_launch, but not for launchers of which part is missing.
     """
     variables = os.environ if environ is None else environ
     look = Environment(variables)
     chosen = look.text("GPUMAP_LAUNCHER")
     for row in LAUNCHERS if chosen is None else _named(chosen):
         if all(look.text(mark) is not None for mark in row.marks) and row.applies(look):
-            # What was looked at on the way to this row told nothing.
+            # A new Environment: the variables of the rows before were not used.
             env = Environment(variables)
             env.present(row.marks)
             launch = _read(row, env)
@@ -302,7 +303,7 @@ def launched(environ: Mapping[str, str] | None = None) -> Launch | None:
 
 
 def launched_on(node: Node, launch: Launch, environ: Mapping[str, str]) -> Launch:
-    """Return a launch read once more, now that it is known whose devices there are."""
+    """Return a launch, detected again without masks that this node does not read."""
     own = without_foreign_masks(node, environ)
     return launch if own == environ else launched(own) or launch
 

@@ -1,7 +1,7 @@
-"""How many files a process may open, told before they run out.
+"""Checks the limit of open files before it is reached.
 
-Connections are files; once there is no room for one more, libraries fail in ways that
-name something else.
+Connections are files; beyond the limit, libraries fail with errors that name other
+causes.
 """
 
 import resource
@@ -15,11 +15,11 @@ _FILES = Path("/proc/self/fd")
 
 
 def files_of_session(world_size: int, *, hosts: bool, again: bool = False) -> int:
-    """Return how many files a session on gloo opens after its first steps.
+    """Return how many files a session on gloo opens, counted after its first steps.
 
-    Counted in sessions of 2, 4 and 8 ranks with torch 2.13: gloo has two connections
-    for each rank, and who hosts the store three more; two are for a moment only. again
-    is whether an earlier session has opened the store, which stays.
+    Counted in sessions of 2, 4 and 8 ranks with torch 2.13: gloo opens two connections
+    per rank, and the store's host has three more; two of all are short-lived. again: an
+    earlier session has opened the store already.
     """
     if again:
         return 7 + 2 * world_size
@@ -27,12 +27,12 @@ def files_of_session(world_size: int, *, hosts: bool, again: bool = False) -> in
 
 
 def files_of_spawn(count: int) -> int:
-    """Return how many files spawn() opens for so many processes, counted likewise."""
+    """Return how many files spawn() opens for `count` processes, counted likewise."""
     return 12 + 6 * count
 
 
 def refuse_few_files(who: str, needed: int) -> None:
-    """Refuse to start where so many more files will not fit.
+    """Raise an error if `needed` more files would exceed the limit.
 
     Raises:
         SessionError: ulimit -n is too small.

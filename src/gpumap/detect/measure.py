@@ -1,4 +1,4 @@
-"""How fast each visible device is, by a short timed matrix product."""
+"""The speed of each visible device, from a short timed matrix product."""
 
 import json
 import logging
@@ -20,7 +20,7 @@ __all__ = ["measure"]
 
 log = logging.getLogger(__name__)
 
-# Rows of the square matrices: long enough on each to be worth timing.
+# Rows of the square matrices: enough for a product to be long enough to time.
 _ROWS = {"cpu": 1024}
 _ROWS_ON_ACCELERATORS = 4096
 _WARM_UPS, _PRODUCTS = 3, 9
@@ -29,11 +29,11 @@ _WARM_UPS, _PRODUCTS = 3, 9
 def measure(timeout: float = 120.0) -> dict[DeviceRef, float]:
     """Return the speed of each visible device in TFLOP/s, for scores=….
 
-    The keys are UUIDs; {"cpu": …} where there is no accelerator. Each device in turn
-    multiplies square float32 matrices, with torch's own settings, in another process,
-    so that no context stays behind in this one. Figures differ a little from run to
+    The keys are UUIDs, or {"cpu": …} without an accelerator. Each device in turn
+    multiplies square float32 matrices, with torch's current defaults, in another
+    process, so that no context is left in this one. Figures differ a little from run to
     run: measure once, and give every rank the same. In a rehearsal the numbers of
-    multiprocessors stand in.
+    multiprocessors are returned instead.
 
     Raises:
         DeviceError: A device failed, or did not finish within timeout seconds.
@@ -48,7 +48,7 @@ def measure(timeout: float = 120.0) -> dict[DeviceRef, float]:
         return scores or {"cpu": 1.0}
     try:
         done = subprocess.run(  # noqa: S603 - this module, by this Python
-            # -P: not what lies in the current folder under a library's name.
+            # -P: do not import files of the current folder in place of libraries.
             [sys.executable, "-P", "-m", __name__],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             capture_output=True,
@@ -73,7 +73,7 @@ def measure(timeout: float = 120.0) -> dict[DeviceRef, float]:
 
 
 def measured_here() -> dict[DeviceRef, float]:
-    """Return what measure() does, in this process."""
+    """Measure in this process, as measure() does in another."""
     devices = detect_node().devices
     if not devices:
         return {"cpu": _teraflops(torch.device("cpu"))}

@@ -1,4 +1,4 @@
-"""Half of a launcher's family of variables: an error that names the other half."""
+"""Errors that name the missing variables of a launcher of which only some are set."""
 
 from collections.abc import Mapping
 
@@ -13,9 +13,9 @@ _TORCH_FAMILY = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 
 def refuse_half_a_family(ranks: Mapping[str, Names], env: Environment) -> None:
-    """Raise where a rank, or half of torch's own family, is there and no launcher is.
+    """Raise an error if only part of a launcher's or of torch's variables is set.
 
-    ranks has the variables of each launcher that go with its rank's.
+    ranks: for each launcher's rank variable, all variables that must be set with it.
     """
     present = env.present(_TORCH_FAMILY)
     if present and not (present == ["WORLD_SIZE"] and env.number("WORLD_SIZE") == 1):
@@ -29,7 +29,7 @@ def refuse_half_a_family(ranks: Mapping[str, Names], env: Environment) -> None:
 
 
 def incomplete(marks: Names, env: Environment) -> LaunchError:
-    """Return the error that names what is set of a family, and what is missing."""
+    """Return an error that names which of a launcher's variables are missing."""
     missing = tuple(mark for mark in marks if env.text(mark) is None)
     return _half(env.present(marks), missing, env)
 

@@ -1,4 +1,4 @@
-"""What NVML tells of NVIDIA's devices: all there are, read without starting CUDA.
+"""All NVIDIA devices of this host, from NVML, without starting CUDA.
 
 Source of names and meanings: the NVML API reference, through nvidia-ml-py.
 """
@@ -33,8 +33,8 @@ _NUMA_WORDS, _CPU_WORDS = 16, 64
 def nvml_node(hostname: str) -> Node | None:
     """Return every NVIDIA device of this host, in the order of nvidia-smi.
 
-    No mask counts here. A GPU in MIG mode is left out; its slices stand in its place.
-    None where nvidia-ml-py (the extra "nvml") or the driver's library is not there.
+    Masks are ignored. A GPU in MIG mode is replaced by its slices. None if nvidia-ml-py
+    (the extra "nvml") or the driver's library is missing.
     """
     try:
         nvml: Any = import_module("pynvml")
@@ -44,7 +44,7 @@ def nvml_node(hostname: str) -> Node | None:
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
-        # No driver is ordinary; a driver that does not fit its library is not.
+        # A missing driver is normal; one that does not match its library is not.
         absent = getattr(error, "value", None) in _ABSENT
         log.log(
             logging.DEBUG if absent else logging.WARNING,
@@ -60,12 +60,12 @@ def nvml_node(hostname: str) -> Node | None:
 
 @dataclass(frozen=True)
 class _Reader:
-    """Asks NVML, which may not know this or that of some device."""
+    """Calls NVML; a call that a device does not support returns None."""
 
     nvml: Any
 
     def ask(self, name: str, *args: object) -> Any:  # noqa: ANN401 - pynvml has no types
-        """Return a function's answer; None where device, driver or binding lack it."""
+        """Return a function's result; None if device, driver or binding lack it."""
         function = getattr(self.nvml, name, None)
         if function is None:
             return None
@@ -91,14 +91,14 @@ class _Reader:
                 Device.model_validate({"kind": "cuda", "index": place, **fields})
                 for place, (_, fields) in enumerate(found)
             ),
-            # Slices do not reach each other, nor other devices.
+            # MIG slices have no links, neither to each other nor to other devices.
             links=self.links(
                 {p: item for p, item in enumerate(found) if "mig" not in item[1]}
             ),
         )
 
     def gpu(self, handle: object) -> dict[str, object]:
-        """Return what is known of a device, by the names of Device's fields."""
+        """Return what NVML knows about a device, by the names of Device's fields."""
         pci, memory = (
             self.ask("nvmlDeviceGetPciInfo", handle),
             self.ask("nvmlDeviceGetMemoryInfo", handle),
@@ -125,7 +125,7 @@ class _Reader:
     def slices(
         self, handle: object, whole: dict[str, object]
     ) -> list[tuple[object, dict[str, object]]] | None:
-        """Return a GPU's MIG instances; None where it is not in MIG mode."""
+        """Return a GPU's MIG instances; None if it is not in MIG mode."""
         mode = self.ask("nvmlDeviceGetMigMode", handle)
         if not mode or not mode[0]:
             return None
@@ -155,7 +155,7 @@ class _Reader:
         return tuple(found)
 
     def nvlinks(self, handle: object) -> list[str]:
-        """Return where each active NVLink of a device leads: a PCI bus ID, or a switch.
+        """Return the remote end of each active NVLink: a PCI bus ID, or "switch".
 
         Behind switches every device reaches every other with all of its links.
         """
@@ -175,7 +175,7 @@ def _text(value: str | bytes) -> str:
 
 
 def _bits(words: Iterable[int] | None) -> tuple[int, ...]:
-    """Return the places of the bits that are set, in words of 64."""
+    """Return the positions of the bits that are set in words of 64 bits."""
     return tuple(
         64 * place + bit
         for place, word in enumerate(words or ())

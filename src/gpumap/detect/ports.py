@@ -1,7 +1,7 @@
-"""Ports that all ranks of a job work out alike, where their launcher names none.
+"""Ports that all ranks of a job derive alike, if their launcher sets none.
 
-They lie below Linux's ephemeral ports, which start at 32768. Their number is prime, so
-that jobs whose numbers are alike at the end do not meet.
+They are below Linux's ephemeral ports, which start at 32768. Their count is prime, so
+that jobs whose numbers end alike get different ports.
 """
 
 import hashlib
@@ -13,11 +13,11 @@ _STEPS_APART = 7_919
 
 
 def port_of_step(job: int, step: int) -> int:
-    """Return a Slurm step's port: neighbouring jobs and steps have others."""
+    """Return a Slurm step's port; neighbouring jobs and steps get other ports."""
     return _FIRST + (job * _STEPS_APART + step) % _COUNT
 
 
 def port_of_name(job_id: str) -> int:
-    """Return the port of a job that has a name."""
+    """Return the port of a job, from its job id."""
     digest = hashlib.sha256(job_id.encode(errors="replace")).digest()
     return _FIRST + int.from_bytes(digest[:8], "big") % _COUNT

@@ -1,4 +1,4 @@
-"""A machine that one does not have: from machines/, or from a JSON file."""
+"""Machines to rehearse on, from gpumap's machines/ or from a JSON file."""
 
 import json
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ __all__ = [
 ]
 
 REHEARSAL = "GPUMAP_REHEARSAL"
-"""The environment variable that names the machine to pretend."""
+"""The environment variable that names the machine to rehearse."""
 
 _MACHINES = files("gpumap") / "machines"
 
@@ -31,7 +31,7 @@ def machine(name: str) -> Node:
     """Return a well-known machine by its name.
 
     Raises:
-        DeviceError: There is none of that name; the error lists those there are.
+        DeviceError: There is no such machine; the error lists the known ones.
 
     >>> len(machine("dgx-a100").devices)
     8
@@ -51,18 +51,18 @@ def machine(name: str) -> Node:
 
 
 def names_a_file(wanted: str) -> bool:
-    """Tell whether a machine to pretend is described by a file."""
+    """Tell whether GPUMAP_REHEARSAL's value is a file's path, not a machine's name."""
     return "/" in wanted or wanted.endswith(".json")
 
 
 def rehearsed_node(
     wanted: str, launch: Launch | None, environ: Mapping[str, str]
 ) -> Node:
-    """Return the machine to pretend, as this process would see it under its mask.
+    """Return the rehearsed machine, as this process would see it under its mask.
 
     wanted is a machine's name, or the path of a JSON file with one Node or a list of
-    them, of which the launch's node_rank picks one; without a launch, that of the
-    environment, where there are several.
+    them, from which the launch's node_rank selects one; without a launch, and if there
+    are several, the launch is detected from environ.
 
     Raises:
         DeviceError: There is no such machine, or the file describes none.
@@ -85,7 +85,7 @@ def rehearsed_node(
 
 
 def rehearsed_nodes(wanted: str, environ: Mapping[str, str]) -> list[Node]:
-    """Return all the nodes to pretend, as processes under this mask would see them.
+    """Return all rehearsed nodes, as processes under this mask would see them.
 
     Raises:
         DeviceError: There is no such machine, or the file describes none.
@@ -96,7 +96,7 @@ def rehearsed_nodes(wanted: str, environ: Mapping[str, str]) -> list[Node]:
 
 
 def _described(wanted: str) -> Node | list[Node]:
-    """Return the machine of that name, or what the file of that name describes."""
+    """Return the machine with this name, or the node or nodes in this file."""
     if not names_a_file(wanted):
         return machine(wanted)
     path = Path(wanted)
@@ -115,7 +115,7 @@ def _described(wanted: str) -> Node | list[Node]:
 def _content(path: Path) -> object:
     try:
         if path.exists() and not path.is_file():
-            # Of a pipe, the first process would read all.
+            # The first process would read all of a pipe, and leave nothing.
             raise _no_machine(path, "It is no regular file.")
         return json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
@@ -131,7 +131,7 @@ def _no_machine(path: Path, seen: str) -> DeviceError:
 
 
 def _refuse_a_uuid_twice(path: Path, node: Node) -> None:
-    # Slices show their GPU's without NVML; a place holder tells nothing to begin with.
+    # Without NVML slices have their GPU's UUID; placeholders identify no device.
     uuids = [d.uuid for d in node.devices if tells(d.uuid) and not d.mig]
     twice = [uuid for uuid in dict.fromkeys(uuids) if uuids.count(uuid) > 1]
     if twice:

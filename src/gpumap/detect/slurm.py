@@ -1,8 +1,8 @@
-"""What Slurm says of a task: compressed counts, node lists, and when it is no task.
+"""Slurm's variables: compressed task counts, node lists, and processes without a task.
 
 Sources: srun's and scontrol's manual pages; Slurm's src/common/hostlist.c and
-slurm_step_layout.c; slurm.h for the special step ids; environments captured under
-Slurm 22.05.
+slurm_step_layout.c; slurm.h for the special step ids; environments captured under Slurm
+22.05.
 """
 
 import logging
@@ -29,7 +29,7 @@ _MOST_HOSTS = 100_000
 
 
 def say_no_step(env: Environment) -> None:
-    """Log why a process in an allocation is a single one."""
+    """Log why a process in an allocation is treated as a single process."""
     job = env.text("SLURM_JOB_ID")
     if job is None or env.in_slurm_step():
         return
@@ -43,10 +43,10 @@ def say_no_step(env: Environment) -> None:
 
 
 def at_a_terminal(environ: Mapping[str, str]) -> str:
-    """Return a sentence where this may be the shell of `srun --pty`, or "".
+    """Return a hint if this may be the shell of `srun --pty`, else "".
 
-    Of its tasks the first alone has the terminal; shells among the others end at once.
-    What task 0 itself is, and what a shell of its started, have the same variables.
+    Only the first of such a step's tasks has the terminal; shells in the others end at
+    once. Task 0 itself and a process started from its shell have the same variables.
 
     Source: srun(1), --pty; SLURM_PTY_PORT is set in every task of such a step.
     """
@@ -60,7 +60,7 @@ def at_a_terminal(environ: Mapping[str, str]) -> str:
 
 
 def complete(draft: Draft) -> None:
-    """Fill in what follows from a step's variables for this task.
+    """Fill in what follows for this task from its step's variables.
 
     Raises:
         LaunchError: The step's counts do not fit its tasks.
@@ -91,7 +91,7 @@ def expand_counts(text: str) -> list[int]:
     """Return the tasks of each node: "2(x3),1" is 2, 2, 2, 1.
 
     Raises:
-        LaunchError: The text is no such list.
+        LaunchError: The text is not such a list.
     """
     counts: list[int] = []
     for item in text.split(","):
@@ -114,7 +114,7 @@ def expand_hosts(text: str) -> list[str]:
     """Return the hosts of a node list, in its order: "n[08-10],x" is n08, n09, n10, x.
 
     Raises:
-        LaunchError: The text is no such list.
+        LaunchError: The text is not such a list.
     """
     hosts: list[str] = []
     for item in _outside_brackets(text):
@@ -138,7 +138,7 @@ def _counts(env: Environment) -> list[int] | None:
 
 
 def _node_ranks(draft: Draft) -> tuple[int, ...] | None:
-    """Read the global ranks of this node's tasks, by local id."""
+    """Return the global ranks of this node's tasks, by local rank."""
     text = draft.env.text("SLURM_GTIDS") or ""
     if not re.fullmatch(r"[0-9]{1,9}(,[0-9]{1,9})*", text, re.ASCII):
         return None
@@ -147,10 +147,10 @@ def _node_ranks(draft: Draft) -> tuple[int, ...] | None:
 
 
 def _first_host(draft: Draft) -> str | None:
-    """Return where rank 0 runs, where that can be known.
+    """Return the host of rank 0; None if it cannot be known.
 
-    Block, cyclic and plane distributions begin on the first node; an arbitrary one
-    follows its own list, and a layout by topology shows only in rank 0 itself.
+    Block, cyclic and plane distributions begin on the first node. An arbitrary one
+    follows its own list, and a layout by topology is noticed in rank 0 itself only.
     """
     env = draft.env
     arbitrary = env.text("SLURM_DISTRIBUTION") == "arbitrary" or env.present(

@@ -24,7 +24,7 @@ Count = Annotated[int, Field(strict=True, ge=1)]
 
 
 class FrozenModel(BaseModel):
-    """A frozen value that goes to JSON and back (`model_dump_json`)."""
+    """An immutable data model that is written to and read from JSON."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

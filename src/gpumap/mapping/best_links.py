@@ -1,4 +1,4 @@
-"""The best-connected k of n devices."""
+"""Choosing the best-connected k of n devices."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,10 +11,10 @@ from gpumap.mapping.devices import Device, Link, Node
 
 __all__ = ["BANDWIDTHS", "MOST_EXACT", "best_linked", "link_speeds", "ring_link"]
 
-# GB/s in one direction, of one NVLink and of each other class: a model, whose order is
-# what a choice rests on. NVLink and PCIe 3 x16: NCCL src/graph/topo.h (2.30); NODE and
-# PHB lie between what NCCL has for PCIe and for crossing sockets; XGMI: AMD's MI200 and
-# MI300 platforms. SOC, in old drivers, is SYS.
+# GB/s in one direction, of one NVLink and of each other class of link: a model, whose
+# order is what choices depend on. NVLink and PCIe 3 x16: NCCL src/graph/topo.h (2.30);
+# NODE and PHB lie between NCCL's values for PCIe and for crossing sockets; XGMI: AMD's
+# MI200 and MI300 platforms. SOC, in old drivers, is SYS.
 BANDWIDTHS: Mapping[str, float] = MappingProxyType(
     {
         "NVLINK": 20.0,
@@ -27,7 +27,7 @@ BANDWIDTHS: Mapping[str, float] = MappingProxyType(
     }
 )
 MOST_EXACT = 16
-"""Up to so many devices in the pool the choice is exact; beyond, greedy with swaps."""
+"""The largest pool for which the choice is exact; beyond, it is greedy with swaps."""
 
 
 def best_linked(
@@ -40,10 +40,11 @@ def best_linked(
 ) -> tuple[Device, ...]:
     """Return the k devices among which an all-reduce runs fastest, in index order.
 
-    Among all sets of k from the pool that contain those required: the highest slowest
-    link of the set's best ring, then the highest sum of links, then the fewest NUMA
-    nodes, then the lowest indices. Exact for pools of up to 16 devices, greedy with
-    swaps beyond. A pair whose link is not known counts as unconnected.
+    Of all sets of k devices from the pool that contain the required ones, this is the
+    one with the fastest best ring (by its slowest link), then the highest sum of links,
+    then the fewest NUMA nodes, then the lowest indices. Exact for pools of up to 16
+    devices, greedy with swaps beyond. A pair whose link is unknown counts as
+    unconnected.
 
     Raises:
         DeviceError: A device is named that is not there.
@@ -75,7 +76,7 @@ def ring_link(
 ) -> tuple[float, Link | None]:
     """Return the slowest link of the best ring through 2 to 16 devices, and its GB/s.
 
-    The link is None where that pair's is not known.
+    The link is None if it is unknown.
     """
     chosen = tuple(sorted({device.index for device in devices}))
     task = _Task(link_speeds(node, bandwidths), [], len(chosen), frozenset())
@@ -87,7 +88,7 @@ def ring_link(
 def link_speeds(
     node: Node, bandwidths: Mapping[str, float] = BANDWIDTHS
 ) -> list[list[float]]:
-    """Return the bandwidth between each two devices in GB/s; 0 where it is unknown."""
+    """Return the bandwidth between each two devices in GB/s; 0 if it is unknown."""
     speeds = [[0.0] * len(node.devices) for _ in node.devices]
     for link in node.links:
         speeds[link.a][link.b] = speeds[link.b][link.a] = _speed(link, bandwidths)
@@ -96,13 +97,13 @@ def link_speeds(
 
 @dataclass(frozen=True)
 class _Task:
-    """The question, by index.
+    """A search for the best set, with devices given by their indices.
 
     Attributes:
         speeds: Bandwidth between each two devices.
-        places: NUMA node of each device, or the CPUs near it, which tell nodes apart.
-        k: How many are wanted.
-        needed: Which must be among them.
+        places: NUMA node of each device, or else the CPUs near it.
+        k: How many devices to choose.
+        needed: The devices that the set must contain.
     """
 
     speeds: list[list[float]]
@@ -111,7 +112,7 @@ class _Task:
     needed: frozenset[int]
 
     def exact(self, members: Sequence[int]) -> tuple[int, ...]:
-        """Take the first level of ring speed that any set reaches, and its best set."""
+        """Return the best set of those that reach the highest ring speed of any set."""
         if self.k == len(members):
             return tuple(members)
         found: tuple[int, ...] = ()
@@ -129,7 +130,7 @@ class _Task:
         return found
 
     def greedy(self, members: Sequence[int]) -> tuple[int, ...]:
-        """Grow a set from the best start, then swap members while that helps."""
+        """Grow a set from the best start, then swap members while that improves it."""
         start = sorted(self.needed) or [
             max(members, key=lambda m: (max(self.speeds[m]), -m))
         ]
@@ -162,7 +163,7 @@ class _Task:
         return sum([self.speeds[a][b] for a, b in combinations(chosen, 2)])
 
     def _nodes(self, chosen: Iterable[int]) -> int:
-        """Count NUMA nodes; those that are not known count as one."""
+        """Return the number of NUMA nodes; unknown ones count as one."""
         return len({self.places[m] for m in chosen})
 
     def _worth(self, chosen: Iterable[int]) -> tuple[float, float, int, int]:

@@ -1,4 +1,4 @@
-"""What a user may call a device, and which device that is."""
+"""References to devices, as users write them, and their resolution."""
 
 import re
 from collections.abc import Collection, Iterable, Sequence
@@ -12,7 +12,7 @@ __all__ = ["DeviceRef", "plain", "refs_of", "resolve", "resolve_all"]
 
 
 class TorchDevice(Protocol):
-    """What a torch.device has; torch itself is not imported here."""
+    """The attributes of a torch.device; torch itself is not imported here."""
 
     @property
     def type(self) -> str:
@@ -27,11 +27,11 @@ class TorchDevice(Protocol):
 
 Plain = int | str
 DeviceRef = Plain | SupportsIndex | TorchDevice
-"""What a user may call a device.
+"""A user's reference to a device.
 
 An int is the index as torch counts it, after masking. A str is torch's name of that
 index ("cuda:2"), a UUID, a prefix of one that fits a single device, or a PCI bus ID. A
-torch.device and numpy's integers are taken for what they say.
+torch.device and numpy's integers are accepted too.
 """
 
 
@@ -54,7 +54,7 @@ def resolve(ref: DeviceRef, node: Node) -> Device:
     """Return the device of a node that a reference names.
 
     Raises:
-        DeviceError: It names none, or several, or is no reference.
+        DeviceError: It names no device or several, or is not a reference.
 
     >>> card = Device(kind="cuda", index=0, uuid="GPU-5c3a01b2")
     >>> resolve("GPU-5c", Node(hostname="n1", devices=(card,))).index
@@ -91,10 +91,10 @@ def resolve_all(refs: Iterable[DeviceRef], node: Node) -> tuple[Device, ...]:
 
 
 def plain(ref: object) -> Plain:
-    """Return a reference as an int or a str, whatever library's number it is.
+    """Return a reference as an int or a str, whichever library's type it has.
 
     Raises:
-        DeviceError: It is no reference.
+        DeviceError: It is not a reference.
     """
     good = 'Write an index (2), a UUID ("GPU-5c3…") or a PCI bus ID ("0000:3b:00.0").'
     if isinstance(ref, list | tuple | set | frozenset):
@@ -111,7 +111,7 @@ def plain(ref: object) -> Plain:
                 f"{ref} is not a device index.", "Indices count from 0.", good
             )
         return int(ref)
-    # A torch.device, and nothing else, has both; its text is torch's name.
+    # Only a torch.device has both attributes; its str() is torch's name.
     text = str(ref) if hasattr(ref, "type") and hasattr(ref, "index") else ref
     if not isinstance(text, str):
         raise DeviceError(
@@ -135,7 +135,7 @@ def _matches(ref: Plain, node: Node) -> list[Device]:
         ]
     text = ref.strip().lower()
     fits = [d for d in node.devices if d.uuid and d.uuid.lower().startswith(text)]
-    # A GPU that is cut in slices can be used only through them.
+    # A GPU in MIG mode can be used only through its slices.
     fits = fits or [d for d in node.devices if d.mig and d.mig.lower().startswith(text)]
     return [d for d in fits if d.uuid and d.uuid.lower() == text] or fits
 
@@ -149,7 +149,7 @@ def _bus_id(text: str) -> tuple[int, ...] | None:
 
 
 def _what_to_write(refs: Sequence[Plain], node: Node) -> str:
-    """Say what was probably meant: physical numbers under a mask, most often."""
+    """Return a hint of what was probably meant: often physical numbers under a mask."""
     if not node.devices:
         return (
             "Leave gpus out to run on the CPU, or pretend a machine with "
@@ -175,7 +175,7 @@ def _what_to_write(refs: Sequence[Plain], node: Node) -> str:
 
 
 def _numbers(refs: Sequence[Plain]) -> list[int]:
-    """Return the numbers that are all of what was written: 2, "2" or "cuda:2"."""
+    """Return the numbers in the references; none unless all are numbers or "cuda:2"."""
     found = [re.fullmatch(r"(?:[a-z]+:)?(\d{1,9})", str(ref)) for ref in refs]
     return [int(match[1]) for match in found if match] if all(found) else []
 

@@ -12,25 +12,25 @@ __all__ = ["CPU", "Device", "Link", "Node", "one_per_gpu"]
 
 
 class Device(FrozenModel):
-    """One device, as far as it could be read; what is not known is None.
+    """One device; a field that could not be read is None.
 
     Attributes:
         kind: torch's device type: "cuda" (AMD's too), "xpu", "npu", "cpu".
         index: Device index as torch counts it, after masking.
-        physical_index: Index before masking, as nvidia-smi and the mask count.
-        uuid: "GPU-…" or "MIG-…": what no mask and no reordering changes.
+        physical_index: Index before masking, as in nvidia-smi and in masks.
+        uuid: "GPU-…" or "MIG-…"; masks and reordering do not change it.
         pci_bus_id: "domain:bus:device.function", hexadecimal.
         name: The product's name.
         total_memory: In bytes.
         compute_capability: (major, minor).
         multiprocessors: Number of streaming multiprocessors (compute units).
         numa_node: The host's NUMA node that it is attached to.
-        cpu_affinity: Logical CPUs near it.
-        mig: For a MIG instance, the UUID of the GPU that it is a slice of, or its PCI
-            bus ID where that is all that could be read.
-        rocm: Whether it is one of AMD's, which torch calls "cuda" too.
+        cpu_affinity: The logical CPUs near it.
+        mig: For a MIG instance, the UUID of its GPU, or the GPU's PCI bus ID if nothing
+            else could be read.
+        rocm: Whether it is AMD's; torch calls those "cuda" too.
         free_memory: In bytes, at the moment of reading.
-        utilization: In percent of the last moments, at the moment of reading.
+        utilization: In percent, at the moment of reading.
     """
 
     raises = DeviceError
@@ -60,15 +60,15 @@ class Device(FrozenModel):
 
 
 CPU = Device(kind="cpu", index=0, name="CPU")
-"""Where a process is placed on a node without accelerators; ranks may share it."""
+"""The device of a rank on a node without accelerators; ranks may share it."""
 
 
 class Link(FrozenModel):
-    """How two devices of a node reach each other; both facts are kept where known.
+    """How two devices of a node reach each other, by NVLink or XGMI and over PCIe.
 
     Attributes:
-        a: Place of one device in Node.devices.
-        b: Place of the other.
+        a: Index of one device in Node.devices.
+        b: Index of the other.
         nvlinks: Number of NVLinks between them, through NVSwitches too.
         xgmi: Whether AMD's Infinity Fabric connects them.
         pcie: The path over PCIe, from the nearest to the farthest: PIX one bridge, PXB
@@ -93,9 +93,9 @@ class Node(FrozenModel):
         hostname: The host's own name for itself.
         devices: devices[i].index is i.
         links: At most one for each pair of devices.
-        hidden_by: Where no device is visible, the mask that is or may be the reason,
-            by name and value, and those within which it counts.
-        source: Where this description comes from, when it was not read here and now.
+        hidden_by: If no device is visible, the mask that is or may be the reason, by
+            name and value, followed by the masks that are applied before it.
+        source: Where this description comes from, if it was not detected.
 
     Raises:
         DeviceError: The devices are out of order, or a link leads nowhere.
@@ -133,7 +133,7 @@ class Node(FrozenModel):
         return self
 
     def keeping(self, places: Sequence[int]) -> "Node":
-        """Return this node with only these devices, in this order, counted anew."""
+        """Return this node with only these devices, in this order, indexed from 0."""
         new = {old: place for place, old in enumerate(places)}
         return self.model_copy(
             update={
@@ -151,7 +151,7 @@ class Node(FrozenModel):
 
     @property
     def visible(self) -> str:
-        """One sentence that lists the devices in both numberings."""
+        """One sentence that lists the devices by index and by physical index."""
         if not self.devices:
             masks = ", within ".join(f"{name}={x!r}" for name, x in self.hidden_by)
             under = f", under {masks}" if masks else ""
@@ -169,6 +169,6 @@ class Node(FrozenModel):
 
 
 def one_per_gpu(devices: Sequence[Device]) -> list[Device]:
-    """Return the first slice of each GPU, and the devices that are whole."""
+    """Return the first slice of each GPU, and the devices that are not slices."""
     gpus = {device.mig or f"{device.index}": device for device in reversed(devices)}
     return sorted(gpus.values(), key=devices.index)

@@ -1,4 +1,4 @@
-"""Warnings about a placement that works and could be better."""
+"""Warnings about placements that work but could be better."""
 
 from collections.abc import Sequence
 
@@ -17,7 +17,7 @@ def advice(
 ) -> list[str]:
     """Return a sentence for each doubt about training on these devices of a pool.
 
-    One set is recommended at most, out of the pool.
+    At most one other set of devices is recommended, from the pool.
     """
     found = (
         _unlike(devices, pool, node) or _badly_linked(devices, pool, node),
@@ -29,7 +29,7 @@ def advice(
 def idle_devices(launch: Launch, pool: Devices, node: Node) -> str | None:
     """Return a sentence on the pool's devices that no process of this node will use.
 
-    Those that would slow the others down are not missed.
+    Devices that would slow the others down do not count.
     """
     processes = launch.local_world_size or (1 if launch.world_size == 1 else None)
     useful = worth_using(one_per_gpu(pool))
@@ -43,10 +43,11 @@ def idle_devices(launch: Launch, pool: Devices, node: Node) -> str | None:
 
 
 def worth_using(devices: Devices) -> list[Device]:
-    """Return the devices without the slower kind, where all would do less in all.
+    """Return the devices without the slower kind, if all together would do less work.
 
-    In DDP every step waits for the slowest: n ranks do n times what it does. Between
-    kinds, speed is taken to be the number of multiprocessors, which flatters the older.
+    In DDP every step waits for the slowest rank, so n ranks do n times its work.
+    Between kinds, speed is estimated by the number of multiprocessors, which favours
+    older cards.
     """
     slow = _slower(devices)
     fast = [d for d in devices if slow is None or d.name != slow.name]
@@ -57,7 +58,7 @@ def worth_using(devices: Devices) -> list[Device]:
 
 
 def _unlike(devices: Devices, pool: Devices, node: Node) -> str | None:
-    """Say that devices differ, and which set of as many is better, if one is."""
+    """Return a warning that devices differ, with a better set of as many, if any."""
     kinds = _kinds(devices)
     if len(kinds) < 2:  # noqa: PLR2004 - two kinds
         return None
@@ -82,7 +83,7 @@ def _unlike(devices: Devices, pool: Devices, node: Node) -> str | None:
 
 
 def _as_many(devices: Devices, others: Devices, node: Node) -> Devices:
-    """Return the best-linked of others that are as many as devices; none if fewer."""
+    """Return the best-linked of others, as many as devices; () if there are fewer."""
     count = len(devices)
     if len(others) < count:
         return ()
@@ -94,7 +95,7 @@ def _kinds(devices: Devices) -> dict[str, Device]:
 
 
 def _slower(devices: Devices) -> Device | None:
-    """Return one of the kind that is older and smaller than each other, if one is."""
+    """Return a device of the kind that is slower than all others, if there is one."""
     kinds = list(_kinds(devices).values())
     if len(kinds) < 2:  # noqa: PLR2004 - two kinds
         return None
@@ -107,7 +108,8 @@ def _slower(devices: Devices) -> Device | None:
 def _is_less(one: Device, other: Device) -> bool:
     """Tell whether a device is older with fewer multiprocessors, or far smaller.
 
-    A card for displays may be newer than those for training.
+    Far smaller counts by itself, since a display card may be newer than a training
+    card.
     """
     mine, theirs = one.multiprocessors, other.multiprocessors
     if mine is None or theirs is None:
@@ -128,7 +130,7 @@ def _is_less(one: Device, other: Device) -> bool:
 
 
 def _blindly_linked(devices: Devices, pool: Devices, node: Node) -> str | None:
-    """Say that "linked" had nothing to go by."""
+    """Return a warning that "linked" chose without knowing any link."""
     if node.links or len(devices) == len(pool):
         return None
     return (

@@ -1,4 +1,4 @@
-"""What tells a device from all others in a job, as far as anything does."""
+"""Identifiers that tell a device apart from all others in a job, if anything does."""
 
 import re
 
@@ -9,33 +9,33 @@ __all__ = ["Identity", "identity_of", "tells"]
 
 
 class Identity(FrozenModel):
-    """What two ranks on one device have in common, and no two ranks on two.
+    """An identifier that two ranks share only if they are on the same device.
 
     Attributes:
         name: The device's own name: a UUID, a PCI bus ID, or an index.
-        place: Where that name counts.
+        place: The scope in which that name is unique.
     """
 
     name: str
     place: str
 
     def __str__(self) -> str:
-        """Return both, as a key."""
+        """Return both, for use in a store's key."""
         return f"{self.name} {self.place}"
 
 
 def identity_of(
     device: Device, *, host: str | None, view: str | None, can_share: bool
 ) -> Identity | None:
-    """Return what tells a device from all others; None where nothing does for certain.
+    """Return a device's identifier; None if nothing identifies it for certain.
 
-    host names the kernel that the process runs under, as no other in the world is
-    named; view names what the process's index counts in, which containers of one host
-    do not share. can_share says whether two ranks may be on slices of one GPU.
+    host is a globally unique identifier of the kernel that the process runs under; view
+    identifies the scope of the process's device indices, which containers of one host
+    do not share. can_share: whether two ranks may be on slices of one GPU.
 
-    A UUID alone is not enough: Intel's is made of product and bus, and alike on equal
-    hosts; AMD's is "GPU-XX" where a product has none; a hypervisor may show one to all
-    its guests. A bus is one host's own.
+    A UUID alone is not enough: Intel's is made of product and bus, so equal on equal
+    hosts; AMD's is "GPU-XX" for products without one; a hypervisor may show one UUID to
+    all its guests. A PCI bus ID is unique on one host only.
 
     Source: NCCL's init.cc, which finds a GPU claimed twice by host hash (kernel's boot
     id and host name) and bus; intel/compute-runtime, generateUuidFromPciAndSubDevice;
@@ -44,7 +44,7 @@ def identity_of(
     if device.kind == "cpu":
         return None
     if can_share and device.mig is not None and device.mig == device.pci_bus_id:
-        return None  # without NVML slices of one GPU look alike
+        return None  # without NVML, slices of one GPU cannot be told apart
     whole = None if can_share else device.mig
     own = whole or (device.uuid if tells(device.uuid) else None)
     if own or device.pci_bus_id:
@@ -56,9 +56,9 @@ def identity_of(
 
 
 def tells(uuid: str | None) -> bool:
-    """Tell whether a UUID is more than a place holder: hexadecimal, not all one digit.
+    """Tell whether a UUID is more than a placeholder: hexadecimal, not all one digit.
 
-    A slice of an old driver is named after its GPU: MIG-GPU-<UUID>/<GI>/<CI>.
+    Old drivers name a slice after its GPU: MIG-GPU-<UUID>/<GI>/<CI>.
     """
     digits = re.sub(r"^(MIG-)?(GPU-)?|[-/]", "", uuid or "")
     return bool(re.fullmatch(r"[0-9A-Fa-f]+", digits)) and len(set(digits)) > 1

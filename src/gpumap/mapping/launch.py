@@ -1,4 +1,4 @@
-"""Who this process is among the others."""
+"""Launch: this process's place among the processes of its job."""
 
 from typing import Any, Self, cast
 
@@ -10,11 +10,11 @@ from gpumap.mapping.base import Count, FrozenModel, Index
 __all__ = ["LOOPBACK", "Launch", "store_address"]
 
 LOOPBACK = {"localhost": "127.0.0.1", "127.0.0.1": "127.0.0.1", "::1": "::1"}
-"""The addresses of a host for itself, by the names that they go by."""
+"""The loopback addresses, by the names that users write for them."""
 
 
 class Launch(FrozenModel):
-    """What the launcher says of this process; a field that it does not say is None.
+    """What the launcher says about this process; what it does not say is None.
 
     Attributes:
         launcher: Which launcher said it: "torchrun", "single process" and so on.
@@ -27,9 +27,9 @@ class Launch(FrozenModel):
         node_ranks: The ranks of this node's processes, by local rank.
         master_addr: Host name or address where rank 0's store is found.
         master_port: Port of that store.
-        job_id: What tells this job from another on the same address.
-        devices_bound: Whether this process sees devices that are its own alone,
-            so that its local_rank is no index into them.
+        job_id: Distinguishes this job from another on the same address.
+        devices_bound: Whether this process sees only devices that no other rank has, so
+            that its local_rank is not an index into them.
         start_command: How a launcher other than torchrun starts {n} processes on each
             node, {total} in all.
 
@@ -72,7 +72,7 @@ class Launch(FrozenModel):
 
     @property
     def neighbours(self) -> "list[Launch]":
-        """The launches of this node's ranks, as far as one rank can know them."""
+        """The launches of this node's ranks, as far as this rank knows them."""
         if self.node_ranks is None or self.devices_bound:
             return [self]
         return [
@@ -81,7 +81,7 @@ class Launch(FrozenModel):
         ]
 
     def command(self, processes: int) -> str:
-        """Return the command that starts so many processes on each node."""
+        """Return the command that starts `processes` processes on each node."""
         pattern = self.start_command or "torchrun --nproc-per-node {n}"
         total = processes * (self.num_nodes or 1)
         return pattern.replace("{n}", str(processes)).replace("{total}", str(total))
@@ -89,7 +89,7 @@ class Launch(FrozenModel):
     @model_validator(mode="before")
     @classmethod
     def _place_among_node_ranks(cls, data: Any) -> Any:  # noqa: ANN401 - pydantic's own signature
-        """Fill in what node_ranks says, where nothing else does."""
+        """Fill in local_rank and local_world_size from node_ranks, if they are None."""
         if not isinstance(data, dict):
             return data
         fields = cast("dict[str, Any]", data)
@@ -198,12 +198,12 @@ def _can_be_asked(name: str) -> bool:
 
 
 def store_address(launch: Launch) -> tuple[str, int]:
-    """Return where the ranks of a world of several meet: host and port.
+    """Return where the ranks of a job of several meet: host and port.
 
     On one node that is the loopback address.
 
     Raises:
-        LaunchError: The launcher does not say it.
+        LaunchError: The launcher does not set it.
     """
     host = launch.master_addr
     if launch.one_node or host in LOOPBACK:

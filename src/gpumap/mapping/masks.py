@@ -1,7 +1,7 @@
-"""How each vendor reads its own mask: CUDA, ROCm, Level Zero, CANN.
+"""How each vendor's runtime reads its mask: CUDA, ROCm, Level Zero, CANN.
 
-Entries that no sane list has are read too, as the vendor's runtime reads them, because
-they are what users have set when they ask why a device is missing.
+Malformed masks are parsed as the vendor's runtime parses them: they are the usual
+reason why a device is missing.
 """
 
 import re
@@ -12,21 +12,22 @@ from gpumap.mapping.devices import Device, Node
 
 __all__ = ["ascend_visible", "cuda_visible", "level_zero_visible", "rocm_visible"]
 
-_MOST_READ = 4000  # more digits than int() takes
+_MOST_READ = 4000  # characters: int() refuses more than 4300 digits
 
 
 def cuda_visible(mask: str | None, node: Node) -> Node:
     """Return what a CUDA_VISIBLE_DEVICES leaves of a node.
 
     None (the variable is not set) hides nothing; an empty text hides all. Entries are
-    ordinals, or UUIDs, or MIG instances, as the first one is; the first entry that is
-    of another form, or names no device, ends the list; a device named twice empties
-    it. A list that begins with a MIG instance leaves that one, as every driver does;
-    from R570 on CUDA can take one of each GPU instance, and unset leaves so many.
+    ordinals, UUIDs or MIG instances, all of the first one's form. The first entry that
+    has another form or names no device ends the list; a device named twice empties it.
+    A list that begins with a MIG instance leaves that one, as every driver does; from
+    R570 on CUDA can use one of each GPU instance, and leaves as many if the variable is
+    not set.
 
     Source: the CUDA programming guide, "CUDA Environment Variables"; the MIG user
-    guide, "CUDA Device Enumeration"; and torch 2.13's own reading of the variable,
-    torch.cuda._parse_visible_devices, which also says that blanks before a UUID count.
+    guide, "CUDA Device Enumeration"; and torch 2.13's own parser,
+    torch.cuda._parse_visible_devices, which also shows that blanks before a UUID count.
 
     >>> cards = tuple(Device(kind="cuda", index=i, physical_index=i) for i in range(4))
     >>> node = Node(hostname="n1", devices=cards)
@@ -52,13 +53,13 @@ def cuda_visible(mask: str | None, node: Node) -> Node:
 def rocm_visible(
     rocr: str | None, hip: str | None, cuda: str | None, node: Node
 ) -> Node:
-    """Return what AMD's masks leave of a node: HIP counts within what ROCR leaves.
+    """Return what AMD's masks leave of a node: HIP's list counts within ROCR's.
 
-    ROCR_VISIBLE_DEVICES: ordinals as C writes them, or starts of UUIDs; the first that
-    names no device, or one again, ends the list; empty hides all.
-    HIP_VISIBLE_DEVICES, or else CUDA_VISIBLE_DEVICES: plain ordinals or whole UUIDs;
-    the first of another form ends the list, one again is passed over, empty counts as
-    not set.
+    ROCR_VISIBLE_DEVICES has ordinals in C's notation, or prefixes of UUIDs; the first
+    entry that names no device, or names one again, ends the list; an empty text hides
+    all. HIP_VISIBLE_DEVICES, or else CUDA_VISIBLE_DEVICES, has decimal ordinals or
+    whole UUIDs; the first entry of another form ends the list, a repeated one is
+    skipped, and an empty text counts as not set.
 
     Source: ROCm's "GPU isolation techniques"; ROCR-Runtime, amd_filter_device.cpp; clr,
     rocclr's device/rocm; torch 2.13 for the error.
@@ -91,10 +92,10 @@ def rocm_visible(
 def level_zero_visible(mask: str | None, node: Node, hierarchy: str = "FLAT") -> Node:
     """Return what an Intel ZE_AFFINITY_MASK leaves of a node, in the node's own order.
 
-    hierarchy is ZE_FLAT_DEVICE_HIERARCHY: with COMPOSITE the node's devices are cards,
-    and an entry may name a tile of one (1.0); else they are tiles, and entries with a
-    point are passed over. Numbers beyond the last device are too. Empty counts as not
-    set.
+    hierarchy is ZE_FLAT_DEVICE_HIERARCHY. With COMPOSITE the node's devices are cards,
+    and an entry may name a tile of one (1.0); otherwise they are tiles, and entries
+    with a point are skipped, as are numbers beyond the last device. An empty text
+    counts as not set.
 
     Source: the Level Zero specification, "Affinity Mask"; intel/compute-runtime,
     execution_environment.cpp.
@@ -123,8 +124,8 @@ def level_zero_visible(mask: str | None, node: Node, hierarchy: str = "FLAT") ->
 def ascend_visible(mask: str | None, node: Node) -> Node:
     """Return what a Huawei ASCEND_RT_VISIBLE_DEVICES leaves of a node.
 
-    Digits and commas; what comes after any other character, or after a number that is
-    no device, is not read.
+    It has digits and commas; what follows any other character, or a number that is no
+    device, is ignored.
 
     Source: CANN's "Environment Variable Reference", ASCEND_RT_VISIBLE_DEVICES.
 
@@ -148,9 +149,9 @@ def ascend_visible(mask: str | None, node: Node) -> Node:
 
 
 def _cuda_place(entry: str, form: str, devices: Sequence[Device]) -> int | None:
-    """Return the place of the device that an entry names; a GPU's is its first slice's.
+    """Return the index of the device that an entry names; of a GPU, its first slice's.
 
-    form is how the list's first entry begins: the others must be alike.
+    form is the prefix of the list's first entry, which all entries must have.
     """
     if form == "MIG-":
         return _by_uuid(entry, devices) if entry.startswith(form) else None
@@ -169,7 +170,7 @@ def _cuda_place(entry: str, form: str, devices: Sequence[Device]) -> int | None:
 
 
 def _until_repeated(mask: str, devices: Sequence[Device]) -> list[int]:
-    """Read ROCR's list: up to what names no device, or one that came before."""
+    """Read ROCR's list up to an entry that names no device, or one named before."""
     places: list[int] = []
     for entry in (part.strip() for part in mask.split(",")):
         place = (
@@ -197,7 +198,7 @@ def _c_number(text: str) -> int | None:
 def _by_uuid(
     entry: str, devices: Sequence[Device], *, ignoring_case: bool = False
 ) -> int | None:
-    """Return the place of the one device whose UUID begins so."""
+    """Return the index of the only device whose UUID begins with an entry."""
     fold: Callable[[str], str] = str.upper if ignoring_case else str
     fits = [
         place

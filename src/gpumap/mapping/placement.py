@@ -1,4 +1,4 @@
-"""Where a rank trains, and where ranks are in each other's way."""
+"""The device of one rank, and conflicts of ranks on one device."""
 
 from collections.abc import Sequence
 
@@ -14,13 +14,13 @@ _MOST_NAMED = 20
 
 
 class Placement(FrozenModel):
-    """One rank's device, and why it is that one.
+    """One rank's device, and the reason for it.
 
     Attributes:
-        launch: Whose placement this is.
-        device: Where it trains.
+        launch: The rank's launch.
+        device: The device that it trains on.
         strategy: The strategy's name, or the function's.
-        why: One sentence.
+        why: The reason, in one sentence.
     """
 
     raises = PlacementError
@@ -41,7 +41,7 @@ class Conflict(FrozenModel):
     ranks: tuple[int, ...]
 
     def __str__(self) -> str:
-        """Return the sentence that names the ranks, the device and the host."""
+        """Return a sentence that names the ranks, the device and the host."""
         both = "both " if len(self.ranks) == 2 else ""  # noqa: PLR2004 - the word "both"
         return (
             f"{ranks_in_words(self.ranks)} are {both}placed on {self.device} "
@@ -68,7 +68,7 @@ def shared_devices(
 
 
 def ranks_in_words(ranks: Sequence[int]) -> str:
-    """Return "rank 1, rank 2 and rank 3"; of many, the first and how many more."""
+    """Return "rank 1, rank 2 and rank 3"; of many, the first 20 and how many more."""
     more = len(ranks) - _MOST_NAMED
     named = [f"rank {rank}" for rank in ranks[:_MOST_NAMED]]
     *most, last = [*named, f"{more} more"] if more > 0 else named

@@ -1,4 +1,4 @@
-"""Who trains where in a whole cluster, before anything is started."""
+"""Plans: the placements of all ranks of a cluster, before anything is started."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,9 +19,9 @@ _Key = tuple[int, int, str | None]
 
 @dataclass(frozen=True)
 class Plan(Sequence[Placement]):
-    """Every rank's placement in a cluster: plan[rank], worked out when asked for.
+    """Every rank's placement in a cluster: plan[rank], computed on access.
 
-    A look-up costs O(log nodes); equal nodes are worked out once.
+    A look-up costs O(log nodes); the pool of equal nodes is computed once.
     """
 
     nodes: Sequence[Node]
@@ -32,7 +32,7 @@ class Plan(Sequence[Placement]):
     )
 
     def __post_init__(self) -> None:
-        """Find now whether some rank has no device."""
+        """Compute all pools, so that a rank without a device is an error now."""
         for node_rank in range(len(self.nodes)):
             self._pool(node_rank)
 
@@ -53,7 +53,7 @@ class Plan(Sequence[Placement]):
         return map(self.__getitem__, range(len(self)))
 
     def conflicts(self) -> list[Conflict]:
-        """Return the devices that several ranks share, node by node; [] is good."""
+        """Return the devices that several ranks share, node by node."""
         found: list[Conflict] = []
         known: dict[int, bool] = {}
         for node_rank, node in enumerate(self.nodes):
@@ -83,7 +83,7 @@ class Plan(Sequence[Placement]):
         key = (id(node), size, None if listed is None else str(listed))
         if key not in self._pools:
             rank = self.layout.rank(node_rank=node_rank, local_rank=0)
-            # A pool keeps its node, so that the node's id stays its own.
+            # The pool refers to its node, so that no other object gets the node's id.
             self._pools[key] = Pool.of(self.policy, node, self._launch(rank))
         return self._pools[key]
 
@@ -112,8 +112,9 @@ def plan(
 ) -> Plan:
     """Return the plan of a cluster, before anything is started.
 
-    Nodes may repeat one object; equal ones are worked out once. A rank without a device
-    is an error here; ranks that share one are listed by Plan.conflicts().
+    The same Node object may be given several times; its pool is computed once. A rank
+    without a device is an error here; ranks that share one are listed by
+    Plan.conflicts().
 
     Raises:
         LaunchError: There are not as many sizes as nodes, or one is below 1.

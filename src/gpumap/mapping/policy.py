@@ -25,12 +25,12 @@ __all__ = [
 T = TypeVar("T")
 
 GPUS = "GPUMAP_GPUS"
-"""The environment variable with the pool of a session that names none: "2,3"."""
+"""The environment variable with the pool of a session without gpus: "2,3"."""
 
 
 StrategyName = Literal["local_rank", "explicit", "modulo", "scored", "linked"]
 Strategy = StrategyName | Callable[[Launch, Node], Device | DeviceRef]
-# A mapping is invariant in its keys: each kind is named, so that a checker takes it.
+# Mapping is invariant in its keys, so type checkers need each kind of key by itself.
 Gpus = (
     Sequence[DeviceRef]
     | Mapping[str, Sequence[DeviceRef]]
@@ -49,7 +49,7 @@ _NAMES: tuple[StrategyName, ...] = get_args(StrategyName)
 
 
 def called(function: Callable[..., T], *args: object, whose: str) -> T:
-    """Call a function of the user's; an error of its own says for whom it was called.
+    """Call a user's function; a note on its error names the rank or device concerned.
 
     Raises:
         PlacementError: It raised StopIteration, which would end a loop around it.
@@ -68,12 +68,12 @@ def called(function: Callable[..., T], *args: object, whose: str) -> T:
 
 
 def name_of(function: Callable[..., object]) -> str:
-    """Return the name of a function of the user's; of its type where it has none."""
+    """Return the name of a user's function, or of its type if it has none."""
     return getattr(function, "__name__", type(function).__name__)
 
 
 def pool_named(gpus: Gpus | None, environ: Mapping[str, str]) -> Gpus | None:
-    """Return the pool that was asked for, or else the one that GPUMAP_GPUS names.
+    """Return gpus if given, else the pool that GPUMAP_GPUS names.
 
     Raises:
         DeviceError: The variable has an empty entry.
@@ -88,7 +88,7 @@ class Policy:
 
     Attributes:
         strategy: A name from _NAMES, or a function of (launch, node).
-        gpus: The devices this job may use, in order; None for all that are visible.
+        gpus: The devices that this job may use, in order; None for all visible ones.
         scores: For "scored": by device, by property, or by a function of Device.
         oversubscribe: Whether two ranks may share a device.
 
@@ -110,7 +110,7 @@ class Policy:
         *,
         oversubscribe: bool,
     ) -> "Policy":
-        """Return the policy with the default strategy filled in."""
+        """Return the policy, with the default strategy filled in."""
         if strategy is None:
             strategy = "scored" if scores is not None else "local_rank"
             strategy = "explicit" if gpus is not None and scores is None else strategy
@@ -148,7 +148,7 @@ class Policy:
         return name_of(self.strategy)
 
     def listed(self, node: Node, node_rank: int | None) -> Sequence[DeviceRef] | None:
-        """Return what gpus says for this node: the list itself, or the node's own.
+        """Return gpus's list for this node: the list itself, or that of the node.
 
         Raises:
             PlacementError: gpus names nodes, and this one is not among them.

@@ -1,4 +1,4 @@
-"""What a policy deals to the ranks of one node, worked out once."""
+"""Pool: the devices that a policy gives to the ranks of one node."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,9 +20,9 @@ from gpumap.mapping.strategies import STRATEGIES
 
 __all__ = ["Pool", "can_share", "place"]
 
-# Backends that give each device to one rank, and fail or hang otherwise.
+# Backends that allow one rank per device, and otherwise fail or hang.
 _ONE_RANK_A_DEVICE = ("nccl", "xccl", "hccl")
-# More than any node runs; an error lists no more.
+# More ranks than any node runs; an error's ranks are cut to this many.
 _MOST_RANKS = 4096
 _HOW_TO_SHARE = (
     " To share one on purpose, list it more than once, with oversubscribe=True and "
@@ -32,15 +32,15 @@ _HOW_TO_SHARE = (
 
 @dataclass(frozen=True)
 class Pool:
-    """The devices that a policy deals to the ranks of one node, in its order.
+    """The devices that a policy gives to the ranks of one node, in its order.
 
     Attributes:
         policy: What the user asked for.
         node: The node.
-        allowed: What gpus names, or all that is visible.
-        devices: What ranks get, by the strategy's place; none where they train on the
-            CPU.
-        scores: The score of each allowed device, by its index, where scores order them.
+        allowed: The devices that gpus names, or all visible ones.
+        devices: What ranks get, indexed by the strategy's number (local_rank or rank);
+            empty if they train on the CPU.
+        scores: The score of each allowed device, by its index, if scores order them.
     """
 
     policy: Policy
@@ -54,10 +54,10 @@ class Pool:
         """Return the pool of the node that a launch is on.
 
         Raises:
-            LaunchError: The strategy needs a number that the launcher does not say.
+            LaunchError: The strategy needs a number that the launcher does not set.
             DeviceError: gpus or scores names a device that is not there.
             PlacementError: A device is listed twice, or has no score, or there are
-                fewer devices than processes that each want one.
+                fewer devices than processes that each need one.
         """
         if _runs_on_cpu(policy, node):
             return cls(policy, node)
@@ -87,8 +87,7 @@ class Pool:
         """Return the placement of one of the node's ranks, with its reason.
 
         Raises:
-            LaunchError: The strategy counts by local_rank, which the launcher does not
-                say.
+            LaunchError: The strategy uses local_rank, which the launcher does not set.
             DeviceError: The user's function returned no visible device.
             PlacementError: It returned a device that is not allowed.
         """
@@ -108,7 +107,7 @@ class Pool:
         )
 
     def device_of(self, launch: Launch) -> Device:
-        """Return the device of one of the node's ranks; raises what place() does."""
+        """Return the device of one of the node's ranks; raise what place() raises."""
         strategy = self.policy.strategy
         if not self.devices:
             return CPU
@@ -121,16 +120,16 @@ class Pool:
         return self.devices[_local_rank(launch)]
 
     def devices_here(self, launch: Launch) -> list[Device]:
-        """Return the devices of the node's ranks, as far as one rank can know them."""
+        """Return the devices of the node's ranks, as far as one rank knows them."""
         here = launch.local_world_size
         if here is None or self.by_rank or launch.devices_bound:
             return [self.device_of(one) for one in launch.neighbours]
         return list(self.devices[:here])
 
     def refuse_conflicts(self, launch: Launch, backend: str) -> None:
-        """Check, from one rank's own facts, that no two ranks share a device.
+        """Check, with what one rank knows, that no two ranks share a device.
 
-        With a backend that cannot share one, oversubscribe=True is refused too.
+        If the backend cannot share a device, oversubscribe=True is refused too.
 
         Raises:
             PlacementError: Two local ranks are on one device. The other ranks of the
@@ -205,9 +204,9 @@ class Pool:
         return STRATEGIES[strategy].words.format(devices=len(self.devices))
 
     def _is_only_one(self, launch: Launch) -> bool:
-        """Tell whether there is one device, and no local rank makes it another's.
+        """Tell whether there is one device, and nothing is known of other local ranks.
 
-        The roll call finds out where two such ranks are on one device.
+        If two such ranks are on one device, the roll call finds out.
         """
         unknown = launch.local_rank is launch.local_world_size is None
         return len(self.devices) == 1 and unknown
@@ -312,12 +311,12 @@ def place(
     scores: Scores | None = None,
     oversubscribe: bool = False,
 ) -> Placement:
-    """Return the device that a rank trains on, in time independent of the world's size.
+    """Return the device that a rank trains on, in time independent of the world size.
 
-    Without an accelerator on the node, and none asked for, that is the CPU.
+    If the node has no accelerator, and none was asked for, that is the CPU.
 
     Raises:
-        LaunchError: The strategy needs a place that the launcher does not say.
+        LaunchError: The strategy needs a number that the launcher does not set.
         DeviceError: A device is named that is not there.
         PlacementError: There is no device for this rank or for its neighbours.
 
@@ -338,7 +337,7 @@ def can_share(backend: str) -> bool:
 def _runs_on_cpu(policy: Policy, node: Node) -> bool:
     """Tell whether there is no accelerator, and none was asked for.
 
-    Scores that measure() took of the CPU ask for none.
+    The scores {"cpu": …} that measure() returns for the CPU ask for none.
     """
     scores = policy.scores
     unscored = scores is None or (

@@ -1,4 +1,4 @@
-"""How good each device is, for the strategy "scored"."""
+"""The scores of devices, for the strategy "scored"."""
 
 import math
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Time limits as a user writes them."""
+"""Parses the time limits that users give."""
 
 from collections.abc import Mapping
 from datetime import timedelta
@@ -7,14 +7,14 @@ from gpumap.errors import SessionError
 
 __all__ = ["seconds_of", "start_seconds"]
 
-# start_timeout for a script that cannot be edited.
+# Overrides start_timeout, for scripts that cannot be edited.
 _START_TIMEOUT = "GPUMAP_START_TIMEOUT"
-# Three years; longer waits overflow what threads can be told.
+# Three years; longer time-outs overflow in threading.
 _MOST_SECONDS = 1e8
 
 
 def start_seconds(name: str, value: object, environ: Mapping[str, str]) -> float:
-    """Return a time to start in seconds; the environment's, where it has one.
+    """Return a time to start in seconds; GPUMAP_START_TIMEOUT overrides the value.
 
     Raises:
         SessionError: It is no positive number of seconds.

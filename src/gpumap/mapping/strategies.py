@@ -1,4 +1,4 @@
-"""The rules that say which device a rank gets: a table."""
+"""The table of strategies: rules for which device a rank gets."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,11 +16,12 @@ Devices = tuple[Device, ...]
 
 @dataclass(frozen=True)
 class _Rule:
-    """One row.
+    """One strategy.
 
     Attributes:
-        order: Returns the allowed devices as ranks get them, some left out perhaps.
-        place: Which number of a rank counts in them.
+        order: Returns the allowed devices in the order in which ranks get them; it may
+            leave some out.
+        place: The number of a rank that indexes them.
         words: The rule as a user would write it.
     """
 
@@ -61,12 +62,12 @@ def _best_linked(
 STRATEGIES: dict[str, _Rule] = {
     # torch.distributed.run's documentation: device index = LOCAL_RANK.
     "local_rank": _Rule(_as_listed, "local_rank", "pool[local_rank]"),
-    # The same over a list of the user's: what DDP's device_ids are filled from.
+    # The same with the user's list, as people fill DDP's device_ids.
     "explicit": _Rule(_as_listed, "local_rank", "gpus[local_rank]"),
     # Global rank, as it is usually written: rank % torch.cuda.device_count().
     "modulo": _Rule(_as_listed, "rank", "pool[rank % {devices}]"),
     "scored": _Rule(_best_first, "local_rank", "the pool by score, [local_rank]"),
-    # What an all-reduce runs at: the slowest link of the best ring.
+    # An all-reduce runs at the speed of the slowest link of the best ring.
     "linked": _Rule(
         _best_linked,
         "local_rank",

@@ -1,4 +1,4 @@
-"""Placements, devices and links as text, for people."""
+"""Tables of placements, devices and links, as text."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -25,7 +25,7 @@ _COLUMNS: dict[str, Callable[[Device], object]] = {
 def placement_table(
     placements: Iterable[Placement], hostname: Callable[[int], str]
 ) -> str:
-    """Return a line for each placement; hostname names a node_rank's host."""
+    """Return a line for each placement; hostname maps a node_rank to its host."""
     rows = [["rank", "node", "host", "local_rank", "device", "name", "why"]]
     for placement in placements:
         launch, device = placement.launch, placement.device
@@ -45,9 +45,9 @@ def _or_unknown(place: int | None) -> str:
 
 
 def device_table(node: Node) -> str:
-    """Return a line for each device, in torch's order and with both numberings.
+    """Return a line for each device, in torch's order, with index and physical index.
 
-    A column of which nothing is known is left out.
+    A column in which nothing is known is left out.
     """
     known = {
         name: ["" if (x := value(d)) is None else str(x) for d in node.devices]
@@ -58,9 +58,9 @@ def device_table(node: Node) -> str:
 
 
 def link_table(node: Node) -> str:
-    """Return the link between each two devices, in the words of `nvidia-smi topo -m`.
+    """Return the link between each two devices, in the terms of `nvidia-smi topo -m`.
 
-    By torch's indices, which need not be nvidia-smi's.
+    Devices have torch's indices, which may differ from nvidia-smi's.
     """
     names = [f"{device.kind}:{device.index}" for device in node.devices]
     cells = [
@@ -74,7 +74,7 @@ def link_table(node: Node) -> str:
 
 
 def link_name(link: Link) -> str:
-    """Return NV2 for two NVLinks, XGMI, or the path over PCIe; ? for an unknown one."""
+    """Return NV2 for two NVLinks, XGMI, or the path over PCIe; "?" if it is unknown."""
     if link.nvlinks:
         return f"NV{link.nvlinks}"
     return "XGMI" if link.xgmi else link.pcie or "?"

@@ -1,4 +1,4 @@
-"""A node out of the matrix that nvidia-smi or rocm-smi prints.
+"""Parses the link matrix that nvidia-smi or rocm-smi prints into a Node.
 
 Sources: `nvidia-smi topo -m` and its legend, `rocm-smi --showtopo`, and what people
 paste of them: tabs or spaces, network cards, blank cells, colours, quoted by "#".
@@ -15,10 +15,10 @@ __all__ = ["parse_topology"]
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _GPU = re.compile(r"GPU(\d{1,3})")
 _PCIE = {name: name for name in ("PIX", "PXB", "PHB", "NODE", "SYS")} | {"SOC": "SYS"}
-# A cell of the matrix, or several without a gap, as some drivers print network cards'.
+# One or several cells of the matrix; some drivers print network cards' without a gap.
 _CELLS = re.compile(r"(X|NV\d+|PIX|PXB|PHB|NODE|SYS|SOC|MX|XGMI)+")
 _CPUS = re.compile(r"\d{1,5}(-\d{1,5})?(,\d{1,5}(-\d{1,5})?)*", re.ASCII)
-# NUMA nodes are written shorter than this, as a figure or a range.
+# The longest text of a NUMA node, a number or a range; lists of CPUs are longer.
 _LONGEST_NODE = 6
 
 
@@ -26,8 +26,8 @@ def parse_topology(text: str, hostname: str = "unknown") -> Node:
     """Return the node that a printed link matrix describes.
 
     Reads `nvidia-smi topo -m` (and MetaX's mx-smi, which prints the same form) and
-    `rocm-smi --showtopo`. What the text leaves blank is None; where nvidia-smi hides
-    the PCIe path behind NVLinks, Link.pcie is None.
+    `rocm-smi --showtopo`. Blank cells are None; Link.pcie is None for NVLinks, whose
+    PCIe path nvidia-smi does not print.
 
     Raises:
         DeviceError: There is no whole matrix, or it contradicts itself. Nothing is
@@ -51,7 +51,7 @@ def parse_topology(text: str, hostname: str = "unknown") -> Node:
 
 
 def _matrix(lines: Sequence[str], program: str) -> list[list[str]]:
-    """Return the GPU block, a row a GPU, checked."""
+    """Return the GPU block, one row per GPU, checked."""
     header = next((line for line in lines if _GPU.search(line)), "")
     header = re.split(r"CPU Affinity|Node Affinity|NUMA Affinity", header)[0]
     columns = [int(number) for number in _GPU.findall(header)]
@@ -75,7 +75,7 @@ def _matrix(lines: Sequence[str], program: str) -> list[list[str]]:
 
 
 def _rows(lines: Sequence[str]) -> dict[int, list[str]]:
-    """Return the cells of each line that begins with a GPU and goes on with links."""
+    """Return the cells of each line that begins with a GPU and continues with links."""
     rows: dict[int, list[str]] = {}
     for line in lines:
         if _is_row(line):
@@ -105,7 +105,7 @@ def _is_link(cell: str) -> bool:
 def _affinities(
     lines: Sequence[str], count: int
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the NUMA node and the CPUs of each GPU, where they can be told apart."""
+    """Return the NUMA node and the CPUs of each GPU, if the cells are unambiguous."""
     header = next(line for line in lines if _GPU.search(line))
     headings = [
         str(found)
@@ -120,7 +120,7 @@ def _affinities(
         if len(rest) == len(headings):
             found = dict(zip(headings, rest, strict=True))
         else:
-            # A cell is blank: only a list of CPUs cannot be anything else.
+            # A cell is blank: only a long text is surely a list of CPUs.
             lists = [cell for cell in rest if len(cell) > _LONGEST_NODE]
             found = {"CPU Affinity": lists[0]} if lists else {}
         near = found.get("NUMA Affinity", found.get("Node Affinity", ""))
@@ -160,7 +160,7 @@ def _node(
 def _link(a: int, b: int, cell: str) -> Link:
     if cell.startswith("NV"):
         return Link(a=a, b=b, nvlinks=int(cell[2:]))
-    # MetaX's own links are a fabric as AMD's are; rocm-smi's PCIE names no path.
+    # MetaX's links count as XGMI, a fabric like AMD's; rocm-smi's PCIE has no path.
     fields = {"xgmi": cell in ("XGMI", "MX"), "pcie": _PCIE.get(cell)}
     return Link.model_validate({"a": a, "b": b, **fields})
 

@@ -1,4 +1,4 @@
-"""What a process sees of a node under the masks in its environment."""
+"""Which devices of a node a process sees under the masks in its environment."""
 
 import re
 from collections.abc import Mapping
@@ -21,8 +21,8 @@ __all__ = [
     "without_foreign_masks",
 ]
 
-# By vendor, the masks that its driver reads; the one that acts last on the numbering
-# comes first.
+# The masks that each vendor's driver reads; the one that is applied last, and so
+# determines the numbering, comes first.
 _MASKS = {
     "cuda": ("CUDA_VISIBLE_DEVICES",),
     "rocm": ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
@@ -30,7 +30,7 @@ _MASKS = {
     "npu": ("ASCEND_RT_VISIBLE_DEVICES",),
 }
 ALL_MASKS = tuple(dict.fromkeys(name for names in _MASKS.values() for name in names))
-# What older versions of Slurm set where a job asked for no GPU.
+# What older versions of Slurm set as the mask of a job that asked for no GPU.
 _NO_DEVICE = "NoDevFiles"
 _PLAIN_ENTRY = r"[0-9]+|(GPU|MIG)-[0-9A-Za-z/-]+"
 _PLAIN_ENTRIES = {
@@ -42,11 +42,11 @@ _PLAIN_ENTRIES = {
 def visible(node: Node, environ: Mapping[str, str]) -> Node:
     """Return the node as a process with this environment sees it.
 
-    NVIDIA_VISIBLE_DEVICES has no part in it: it decides what a container is given, and
-    inside everything counts from 0 again.
+    NVIDIA_VISIBLE_DEVICES is ignored: it decides which devices a container gets, and
+    inside the container all indices start from 0 again.
 
-    Where nothing is left, hidden_by names the mask that left nothing; two of AMD's,
-    where only both together did.
+    If no device is left, hidden_by has the mask that hid them, or two of AMD's if only
+    both together did.
 
     Raises:
         DeviceError: The mask's own runtime refuses it.
@@ -55,7 +55,7 @@ def visible(node: Node, environ: Mapping[str, str]) -> Node:
     if left.devices or not node.devices:
         return left
     acting = masks_of(node, environ)
-    # AMD's masks compose: HIP counts within what ROCR leaves.
+    # AMD's masks are applied in turn: HIP's counts within what ROCR's leaves.
     alone = [mask for mask in acting if not _left_by(node, dict([mask])).devices]
     return left.model_copy(update={"hidden_by": tuple(alone[-1:] or acting)})
 
@@ -78,15 +78,15 @@ def _left_by(node: Node, environ: Mapping[str, str]) -> Node:
 
 
 def mask_of(node: Node, environ: Mapping[str, str]) -> tuple[str, str] | None:
-    """Return the name and the text of the mask that numbers this node's devices.
+    """Return the name and text of the mask that numbers this node's devices.
 
-    None where none is set.
+    None if no mask is set.
     """
     return next(iter(masks_of(node, environ)), None)
 
 
 def doubt(seen: Node, environ: Mapping[str, str]) -> str | None:
-    """Return a sentence where a mask probably means something else than it says.
+    """Return a warning if a mask probably does not mean what its text says.
 
     seen is the node as the process sees it, under the masks.
     """
@@ -138,14 +138,14 @@ def _container(environ: Mapping[str, str]) -> str:
 
 
 def masks_of(node: Node, environ: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return the masks that act on a node's devices, the last one first.
+    """Return the masks that act on a node's devices, the last one to act first.
 
-    Where no device is visible, those that may be the reason.
+    If no device is visible, return those that may be the reason.
     """
     if not node.devices:
         return list(node.hidden_by)
     names = list(_MASKS.get(_vendor(node), ()))
-    # HIP takes an empty text for none at all, and CUDA's then.
+    # HIP treats an empty mask as not set, and reads CUDA's instead.
     unread = "CUDA" if environ.get("HIP_VISIBLE_DEVICES") else "HIP"
     if _vendor(node) == "rocm":
         names.remove(f"{unread}_VISIBLE_DEVICES")
@@ -153,13 +153,13 @@ def masks_of(node: Node, environ: Mapping[str, str]) -> list[tuple[str, str]]:
 
 
 def without_foreign_masks(node: Node, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables, less the masks that this node's drivers do not read."""
+    """Return the variables without the masks that this node's drivers do not read."""
     own = dict(masks_of(node, environ)) if node.devices or node.hidden_by else environ
     return {n: x for n, x in environ.items() if n not in ALL_MASKS or n in own}
 
 
 def mask_length(mask: str | None) -> int | None:
-    """Return how many devices a mask names; None where there is no mask."""
+    """Return how many devices a mask names; None without a mask."""
     if mask is None:
         return None
     entries = (entry.strip() for entry in mask.split(","))

@@ -14,33 +14,34 @@ from gpumap.rendezvous.procfs import pid_space
 
 __all__ = ["Fingerprint", "fingerprint_of", "mismatch"]
 
-# What a launcher or a shell sets for each process, and what is nobody's business.
+# Variables set by launchers or shells for each process, settings for logs and
+# libraries, and secrets.
 _NOT_COMPARED = re.compile(
     r"RANK|VISIBLE_DEVICES|AFFINITY|MASK|^(_|PWD|OLDPWD|SHLVL|TMP|TEMP|TMPDIR)$"
     r"|DEBUG|LOG|TRACE|^(NCCL|GLOO|TORCH|CUDA|PYTHON|OMP|KMP|MKL|COVERAGE)"
     r"|KEY|TOKEN|SECRET|PASS|CREDENTIAL"
-    # The roll call compares it, and says what differs.
+    # The roll call compares this one, with an error of its own.
     r"|^GPUMAP_REHEARSAL$"
 )
-# So that all of them fit into one short value.
+# Limits, so that a fingerprint fits into one short value on the store.
 _MOST_VARIABLES, _LONGEST_NAME = 300, 48
 
 
 class Fingerprint(FrozenModel):
-    """Where a process comes from.
+    """How and where a process was started.
 
     Attributes:
         rank: Its rank.
         hostname: Its host's own name.
         pid: Its process id.
-        pid_space: Where process ids count; None where the system does not tell.
+        pid_space: The PID namespace, as in procfs; None if the system does not tell.
         job_id: The launcher's name for the job, if it has one.
         spawner: The process id of the Python that started it by multiprocessing.
         parent: Its parent's process id.
         script: The script's file name.
-        arguments: A digest of its command line, numbers left out.
-        environment: A short digest of each variable that it was started with, numbers
-            left out; empty where the system does not tell.
+        arguments: A digest of its command line, without numbers.
+        environment: A short digest of each variable of its initial environment, without
+            numbers; empty if the system does not tell.
     """
 
     rank: int
@@ -60,7 +61,7 @@ class Fingerprint(FrozenModel):
 
 
 def fingerprint_of(launch: Launch) -> Fingerprint:
-    """Return where this process comes from."""
+    """Return this process's fingerprint."""
     parent = multiprocessing.parent_process()
     environ = _first_environment()
     names = sorted(
@@ -85,16 +86,16 @@ def fingerprint_of(launch: Launch) -> Fingerprint:
 
 
 def mismatch(a: Fingerprint, b: Fingerprint) -> str | None:
-    """Say what shows that two processes are of two jobs; None where nothing does.
+    """Return what shows that two processes belong to two jobs; None if nothing does.
 
-    A job's name decides, where the launcher gives one. Without it, what the ranks of a
-    job share is taken as evidence: the script; on one host, the Python that spawned
-    them, or else the arguments; from one parent, the environment. Numbers do not count,
-    since ranks are numbers.
+    If there is a job id, it decides. Without one, the evidence is what the ranks of a
+    job share: the script; on one host, the Python that spawned them, or else the
+    arguments; for one parent, the environment. Numbers are ignored, since ranks are
+    numbers.
     """
     if a.job_id is not None or b.job_id is not None:
         return _unlike("job", a.job_id, b.job_id)
-    # Two hosts may have one name, and containers their own process ids.
+    # Two hosts may have the same name, and containers have their own process ids.
     apart = a.hostname != b.hostname or a.pid_space != b.pid_space
     if apart or a.script != b.script:
         return _unlike("script", a.script, b.script)
@@ -113,7 +114,7 @@ def mismatch(a: Fingerprint, b: Fingerprint) -> str | None:
 
 
 def _first_environment() -> dict[str, str]:
-    """Return the variables this process was started with, before it set any itself."""
+    """Return the environment that this process was started with, before any changes."""
     try:
         lines = Path("/proc/self/environ").read_text(errors="replace").split("\0")
     except OSError:

@@ -1,12 +1,13 @@
 """The TCP connections of gloo's process groups, as the kernel lists them.
 
-gloo closes them when nothing refers to the group any more. A variable of the user's, an
-error's traceback or a forked child may, and the other ranks then wait for this one for
-as long as their time-out. So gpumap shuts them down itself; both ends notice at once.
+gloo closes them only when nothing refers to the group any more. A user's variable, an
+error's traceback or a forked child may still do so, and the other ranks would then wait
+for this one until their time limit. So gpumap shuts the connections down itself; both
+ends notice at once.
 
-Source: gloo/transport/tcp/loop.cc; each device of gloo's has one epoll, which watches a
-listening socket, a socket for each peer, and a pipe. Where there is no /proc nothing is
-found, and then nothing is shut down.
+Source: gloo/transport/tcp/loop.cc: each gloo device has one epoll, which watches a
+listening socket, a socket for each peer, and a pipe. Without /proc no connection is
+found, and none is shut down.
 """
 
 import os
@@ -24,29 +25,29 @@ _TCP = (socket.AF_INET, socket.AF_INET6)
 
 
 class GlooConnections:
-    """gloo's connections: of the groups made from now on, or of all groups."""
+    """gloo's connections: of all groups, or of those created after this object."""
 
     def __init__(self, *, everything: bool) -> None:
-        """Remember what belongs to others."""
+        """Record the sockets that exist already, which do not belong to new groups."""
         self._others: set[str] = set() if everything else set(_links().values())
 
     def intact(self, peers: Iterable[int]) -> bool:
-        """Tell whether all connections are there that groups of so many peers need.
+        """Tell whether groups with these numbers of peers have all their connections.
 
-        Both sides close one that breaks, or on which something took too long.
+        Both sides close a connection that breaks or on which a time limit has passed.
         """
         found = sorted(map(len, self._found()), reverse=True)
         needed = sorted(peers, reverse=True)
         return len(found) >= len(needed) and all(map(ge, found, needed))
 
     def shut_down(self) -> None:
-        """End all of gloo's connections, those of the user's own groups too."""
+        """Shut down all of gloo's connections, including those of the user's groups."""
         for group in self._found():
             for file, link in group:
                 _shut_down(file, link)
 
     def _found(self) -> list[list[tuple[int, str]]]:
-        """Return the descriptors of each group's connections, and what they lead to."""
+        """Return each group's connections, as descriptors and their link targets."""
         links = _links()
         found: list[list[tuple[int, str]]] = []
         for file, link in links.items():
@@ -66,7 +67,7 @@ class GlooConnections:
 
 
 def shut_down_to(addresses: Container[str], port: int, but: Container[int]) -> None:
-    """End this process's connections to a port, all but those of some descriptors."""
+    """Shut down this process's connections to a port, except those in `but`."""
     for file, found in _tcp_sockets():
         with suppress(OSError):
             host, far, *_ = found.getpeername()
@@ -75,9 +76,9 @@ def shut_down_to(addresses: Container[str], port: int, but: Container[int]) -> N
 
 
 def own_address_at(port: int) -> str | None:
-    """Return the address by which this process has a connection to or at a port.
+    """Return the local address of a connection of this process to or at a port.
 
-    None where there is none but from this host to itself.
+    None if there is none, or only from this host to itself.
     """
     for _, found in _tcp_sockets():
         with suppress(OSError):
@@ -89,7 +90,7 @@ def own_address_at(port: int) -> str | None:
 
 
 def _tcp_sockets() -> Generator[tuple[int, socket.socket], None, None]:
-    """Yield this process's TCP sockets, whoever opened them."""
+    """Yield this process's TCP sockets, whichever library opened them."""
     for file, link in _links().items():
         if link.startswith("socket:"):
             with suppress(OSError), _borrowed(file, link) as found:
@@ -98,22 +99,22 @@ def _tcp_sockets() -> Generator[tuple[int, socket.socket], None, None]:
 
 
 def _v4(address: str) -> str:
-    """Return an address as it is written without its IPv6 form."""
+    """Return an address without the prefix of an IPv4-mapped IPv6 address."""
     return address.removeprefix("::ffff:")
 
 
 def _shut_down(file: int, link: str) -> None:
-    """End a connection, whoever else has a descriptor of it."""
+    """Shut a connection down, even if other descriptors refer to it."""
     with suppress(OSError), _borrowed(file, link) as connection:
         connection.shutdown(socket.SHUT_RDWR)
 
 
 def _links() -> dict[int, str]:
-    """Return what each file descriptor of this process leads to."""
+    """Return the link target of each file descriptor of this process."""
     links: dict[int, str] = {}
     with suppress(OSError):
         for file in _FILES.iterdir():
-            with suppress(OSError):  # the one that lists them
+            with suppress(OSError):  # the descriptor that lists the folder
                 links[int(file.name)] = str(file.readlink())
     return links
 
@@ -128,7 +129,7 @@ def _watched(file: int) -> list[int]:
 
 
 def _is_listening(file: int, link: str) -> bool | None:
-    """Tell whether a TCP socket listens; None where it is none."""
+    """Tell whether a TCP socket listens; None if it is no TCP socket."""
     try:
         with _borrowed(file, link) as found:
             if found.family not in _TCP:
@@ -140,7 +141,7 @@ def _is_listening(file: int, link: str) -> bool | None:
 
 @contextmanager
 def _borrowed(file: int, link: str) -> Generator[socket.socket, None, None]:
-    """Use a socket that belongs to a library, if the descriptor is still the same."""
+    """Duplicate a library's socket, if the descriptor still refers to the same one."""
     own = os.dup(file)
     if f"socket:[{os.fstat(own).st_ino}]" != link:
         os.close(own)

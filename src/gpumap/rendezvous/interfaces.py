@@ -1,4 +1,4 @@
-"""This host's network interfaces, and which of them other hosts come by."""
+"""This host's network interfaces and the addresses at which others can reach it."""
 
 import fcntl
 import ipaddress
@@ -8,32 +8,32 @@ from pathlib import Path
 
 __all__ = ["addresses", "interface_of", "is_loopback", "names_itself_loopback"]
 
-# linux/sockios.h; the name takes 16 bytes of the request, the answer's address 4.
+# linux/sockios.h; the name has 16 bytes in the request, the address 4 in the answer.
 _SIOCGIFADDR = 0x8915
 _IPV6 = Path("/proc/net/if_inet6")
-# A block that no network routes: nothing is sent, the kernel only says how it would.
+# An unrouted test address: nothing is sent, the kernel only chooses an interface.
 _ANYWHERE = ("192.0.2.1", 9)
 
 
 def addresses() -> list[tuple[str, str]]:
-    """Return the interfaces that others may come by, each with its address."""
+    """Return the (interface, address) pairs at which other hosts may reach this one."""
     found = [(name, _ipv4(name)) for _, name in socket.if_nameindex()] + _ipv6()
     return [(name, x) for name, x in found if x is not None and not is_loopback(x)]
 
 
 def interface_of(address: str | None) -> str | None:
-    """Return the interface that has an address; by default the one that leads away."""
+    """Return the interface with an address; by default that of the default route."""
     wanted = address or _default()
     return next((name for name, own in addresses() if own == wanted), None)
 
 
 def is_loopback(address: str) -> bool:
-    """Tell whether an address leads to this host itself."""
+    """Tell whether an address is a loopback address."""
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
 def names_itself_loopback() -> bool:
-    """Tell whether this host's own name leads to loopback here, as Debian has it."""
+    """Tell whether this host's own name resolves to loopback, as on Debian."""
     try:
         found = socket.getaddrinfo(socket.gethostname(), None)
     except OSError:
@@ -62,7 +62,7 @@ def _ipv4(name: str) -> str | None:
 
 
 def _ipv6() -> list[tuple[str, str | None]]:
-    """Return the IPv6 addresses that are good beyond their link; the scope is 00."""
+    """Return the global IPv6 addresses, whose scope is 00, by interface."""
     try:
         lines = _IPV6.read_text().splitlines()
     except OSError:

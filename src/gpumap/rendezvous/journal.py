@@ -1,4 +1,4 @@
-"""What happens in a session that all ranks must hear of, in one order for all."""
+"""The journal of a session: events that all ranks read in the same order."""
 
 from typing import Literal
 
@@ -15,10 +15,10 @@ class Entry(FrozenModel):
     """One entry of the journal.
 
     Attributes:
-        kind: "end": the first rank has come to its end. "inquiry": one asks what all
-            are doing. "outcome": how the body ended, for all. "closed": all have closed
-            their group, or one could not.
-        member: Who wrote it.
+        kind: "end": the first rank has finished. "inquiry": a rank asks what all are
+            doing. "outcome": how the body ended, for all ranks. "closed": all have
+            closed their group, or one could not.
+        member: The rank that wrote it.
         fault: What failed, if anything did.
     """
 
@@ -31,11 +31,11 @@ class Journal:
     """The entries of one session, in the order in which they were written."""
 
     def __init__(self, store: SessionStore) -> None:
-        """Write to this store."""
+        """Use this store."""
         self._store = store
 
     def append(self, entry: Entry) -> Entry:
-        """Write an entry, unless there is one of its kind; return which there is."""
+        """Write an entry, or return the one of its kind that exists already."""
         number = 1
         while True:
             held = self._store.claim(keys.news(number), entry)
@@ -44,7 +44,7 @@ class Journal:
             number += 1
 
     def find(self, kind: str) -> Entry | None:
-        """Return the entry of a kind, if it was written."""
+        """Return the entry of a kind; None if there is none."""
         number = 1
         while self._store.has(keys.news(number)):
             entry = self._store.read(keys.news(number), Entry)

@@ -7,30 +7,30 @@ Each rank makes the same few requests, whatever the world size.
 | roll call | | |
 | rank/R | compare_set | who is rank R |
 | device/D | compare_set | who trains on device D |
-| rehearsal/N | compare_set | who says which machine node N pretends |
-| terms | compare_set | what the first to arrive takes for granted |
-| model | set | what its model consists of |
-| speaker | compare_set | who says which ranks are awaited |
+| rehearsal/N | compare_set | which rank says what machine node N rehearses |
+| terms | compare_set | the first rank's terms, with which the others compare theirs |
+| model | set | the tensors of that rank's model |
+| speaker | compare_set | which rank logs the missing ranks |
 | present | add | how many have claimed; the last one writes the verdict |
 | verdict | compare_set | "go", or the one error that every rank raises |
-| settling | compare_set | who finds out which ranks are missing |
+| settling | compare_set | which rank finds out what ranks are missing |
 | stranger/R | compare_set | who came as rank R and left, as of another job |
-| told | add | how many have read an error, all but the store's host |
+| told | add | how many have read an error, not counting the store's host |
 | all told | set | all of them have |
 | the body and its end | | |
 | news/N | compare_set | the N-th entry of the journal; each kind is written once |
-| ended/R | set | rank R has come to its end |
+| ended/R | set | rank R has finished |
 | ended | add | how many have |
 | answer/R | set | what rank R was doing when it was asked |
 | answers | add | how many have answered |
 | answered | set | all have |
-| heard | add | how many know the outcome |
-| all heard | set | all do |
+| heard | add | how many have read the outcome |
+| all heard | set | all have |
 | left | add | how many have closed their group after the outcome |
 | bye | add | how many need the store no more |
 | all gone | set | all but its host |
 
-Outside of any session, "gpumap/owner" says who hosts the store.
+Outside of any session, "gpumap/owner" has the fingerprint of the store's host.
 """
 
 from collections.abc import Callable
@@ -39,7 +39,7 @@ from typing import TypeAlias
 from gpumap.mapping.identity import Identity
 
 OfRank: TypeAlias = Callable[[int], str]
-"""A function below that returns a rank's key of some kind."""
+"""One of the functions below that take a rank."""
 
 TERMS, MODEL, SPEAKER = "terms", "model", "speaker"
 PRESENT, VERDICT, SETTLING = "present", "verdict", "settling"
@@ -50,22 +50,22 @@ BYE, ALL_GONE = "bye", "all gone"
 
 
 def rank(number: int) -> str:
-    """Return the key of who is this rank."""
+    """Return the key of the member that is a rank."""
     return f"rank/{number}"
 
 
 def device(identity: Identity) -> str:
-    """Return the key of who trains on a device."""
+    """Return the key of the member that trains on a device."""
     return f"device/{identity}"
 
 
 def rehearsal(node_rank: int) -> str:
-    """Return the key of who says which machine a node pretends."""
+    """Return the key of the member that says which machine a node rehearses."""
     return f"rehearsal/{node_rank}"
 
 
 def stranger(number: int) -> str:
-    """Return the key of who came as this rank and left."""
+    """Return the key of a process that came as a rank and left."""
     return f"stranger/{number}"
 
 
@@ -75,10 +75,10 @@ def news(number: int) -> str:
 
 
 def ended(number: int) -> str:
-    """Return the key that says that this rank has come to its end."""
+    """Return the key that is set once a rank has finished."""
     return f"ended/{number}"
 
 
 def answer(number: int) -> str:
-    """Return the key of what this rank was doing."""
+    """Return the key of what a rank was doing when it was asked."""
     return f"answer/{number}"

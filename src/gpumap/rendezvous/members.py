@@ -1,4 +1,4 @@
-"""Who the ranks are, and what all of them must have in common."""
+"""What each rank tells the others about itself, and what all must have in common."""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,19 +11,19 @@ __all__ = ["KIND", "Member", "Signed", "Stranger", "Terms", "named"]
 
 
 class Member(FrozenModel):
-    """Who claims a rank and a device.
+    """A process that claims a rank and a device.
 
     Attributes:
         rank: The rank claimed.
         hostname: The node's name.
         pid: The process id there.
-        device: The device's name, for people.
-        identity: What tells this device from all others; None where ranks may share.
+        device: The device's name, for messages.
+        identity: The device's identifier; None if ranks may share the device.
         sight: Why it trains on the CPU, if it does.
         scores: The scores that placed it, if any did, by the devices' own names.
-        rehearsal: The machine pretended, if one is.
-        hint: What this rank would change if its device turned out to be taken.
-        pid_space: Where the process id counts.
+        rehearsal: The rehearsed machine, if there is one.
+        hint: What to change on this rank if its device is taken by another.
+        pid_space: The PID namespace of pid, as in procfs.
     """
 
     rank: int
@@ -38,7 +38,7 @@ class Member(FrozenModel):
     pid_space: str | None = None
 
     def __str__(self) -> str:
-        """Return rank, host and process."""
+        """Return rank, process id and host."""
         return f"rank {self.rank} (pid {self.pid} on {self.hostname})"
 
 
@@ -50,12 +50,12 @@ class Terms(FrozenModel):
 
     Attributes:
         world_size: Number of ranks.
-        kind: The kind of device that the rank trains on, also a pretended one.
-        on_cpu_as_asked: Whether the user wants this rank on the CPU.
-        rehearsal: Whether the rank pretends its machine.
+        kind: The kind of device that the rank trains on, even if rehearsed.
+        on_cpu_as_asked: Whether the user asked for this rank to be on the CPU.
+        rehearsal: Whether the rank rehearses a machine.
         backend: The process group's backend.
         strategy: The strategy's name.
-        ddp: DistributedDataParallel's own options, in words.
+        ddp: DistributedDataParallel's own options, as text.
         model: The digest of the model; "" in a session without one.
     """
 
@@ -69,19 +69,19 @@ class Terms(FrozenModel):
     model: str = ""
 
     def different(self, other: "Terms") -> list[str]:
-        """Return the names of what two ranks have otherwise than each other."""
+        """Return the names of the terms in which two ranks differ."""
         mine, theirs = self.in_words(), other.in_words()
         names = [
             n for n in dict.fromkeys([*mine, *theirs]) if mine.get(n) != theirs.get(n)
         ]
-        # One backend may join a CPU and devices, where the user wants it so.
+        # If the user asked for it, a CPU and devices may share a group of one backend.
         wanted = self.on_cpu_as_asked or other.on_cpu_as_asked
         if wanted and self.backend == other.backend:
             names = [name for name in names if name != KIND]
         return names
 
     def in_words(self) -> dict[str, str]:
-        """Return all of it that can be said in a word, by name."""
+        """Return the terms as text, by name; the model's digest is left out."""
         return {
             "world_size": str(self.world_size),
             "GPUMAP_REHEARSAL": "it" if self.rehearsal else "none",
@@ -94,20 +94,20 @@ class Terms(FrozenModel):
 
 
 class Signed(FrozenModel):
-    """The terms of one rank."""
+    """The terms of one rank, and which rank that is."""
 
     member: Member
     terms: Terms
 
 
 class Stranger(FrozenModel):
-    """A process that came for a rank, and left because it looked like another job's."""
+    """A process that came as a rank, and left because it looked like another job's."""
 
     seen: str
 
 
 def named(ranks: Sequence[int], count: int) -> str:
-    """Return so many ranks in words, by the numbers of the first of them."""
+    """Return `count` ranks as text, of which the first numbers are given."""
     if not ranks:
         return f"{count} ranks"
     more = f" and {count - len(ranks)} more" if count > len(ranks) else ""

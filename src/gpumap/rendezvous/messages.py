@@ -1,4 +1,4 @@
-"""Errors in words for others: short, printable, and never an error themselves."""
+"""Turns errors into text for other ranks: short, printable, and without failing."""
 
 import signal
 import time
@@ -14,14 +14,14 @@ __all__ = [
 ]
 
 _MOST_CHARACTERS = 1000
-# The marks that set, override and isolate a direction. Source: UAX 9, table 4.
+# The marks that embed, override and isolate a direction. Source: UAX 9, table 4.
 _TURNS = ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
 
 
 def described(error: BaseException) -> str:
     """Return an error as one short text that can be written to a store.
 
-    A user's error may hold file names that are no Unicode, or fail at being printed.
+    A user's error may hold file names that are not Unicode, or its __str__ may fail.
     """
     try:
         text = str(error)
@@ -32,15 +32,15 @@ def described(error: BaseException) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return what torch says first; what follows is the C++ stack."""
+    """Return the first line of torch's error; the C++ stack follows it."""
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def printable(value: Any) -> Any:  # noqa: ANN401 - whatever stands in JSON
-    """Return a value in whose texts nothing can command a terminal.
+    """Return a value in whose texts control characters are escaped.
 
-    What other processes write to a store may hold ESC, NUL or marks that turn the
-    direction of what is read; line ends and tabs stay.
+    What other processes write to a store may hold ESC, NUL or marks that change the
+    direction of text, which would act on a terminal; line ends and tabs stay.
     """
     if isinstance(value, str):
         if value.isprintable():
@@ -64,7 +64,7 @@ def _commands(character: str) -> bool:
 
 
 def signal_name(number: int) -> str:
-    """Return a signal's name, a real-time one's too."""
+    """Return a signal's name, also of a real-time one."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -72,18 +72,19 @@ def signal_name(number: int) -> str:
 
 
 class Reminder:
-    """Tells when it is time to say again that something is awaited.
+    """Tells when it is time to log again what is awaited.
 
-    After five seconds, and then three times as long after each time.
+    The first time is after five seconds, and each further one after three times as
+    long.
     """
 
     def __init__(self) -> None:
-        """Begin to wait."""
+        """Start the clock."""
         self.began = time.monotonic()
         self._next = 5.0
 
     def due(self) -> bool:
-        """Tell whether to say it now."""
+        """Tell whether to log now."""
         if time.monotonic() - self.began < self._next:
             return False
         self._next *= 3

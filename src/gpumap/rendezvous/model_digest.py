@@ -1,7 +1,7 @@
-"""What must be alike in the models of all ranks, and what differs where it is not.
+"""What the models of all ranks must have in common, and where two differ.
 
-DistributedDataParallel compares shapes only, and on the group: where the models differ,
-one rank hears so, and the others hear that a connection closed, or wait.
+DistributedDataParallel compares shapes only, and over the group: if models differ, one
+rank gets an error that says so; the others see a closed connection, or wait.
 """
 
 import base64
@@ -20,16 +20,16 @@ from gpumap.mapping.base import FrozenModel
 
 __all__ = ["Likeness", "Model", "difference", "likeness_of", "model_of"]
 
-# What one value on a store may hold; of a table that is longer, the beginning is kept.
+# Limits of one value on a store; of a longer table only the beginning is kept.
 _MOST_PACKED, _MOST_BYTES = 30_000, 2**24
 
 
 class Likeness(NamedTuple):
-    """What a rank's DDP shall be, as far as all ranks must agree.
+    """A rank's model and DDP options, as far as all ranks must agree on them.
 
     Attributes:
-        rows: A row for each tensor of the model; none in a session without a model.
-        options: DDP's own options, in words.
+        rows: One for each tensor of the model; none in a session without a model.
+        options: DDP's own options, as text.
     """
 
     rows: Sequence[str] = ()
@@ -37,13 +37,13 @@ class Likeness(NamedTuple):
 
     @property
     def digest(self) -> str:
-        """What is equal where the models are alike, whatever their names."""
+        """A digest that is equal if the models are, whatever the tensors' names."""
         kinds = "\n".join(row.partition("\t")[0] for row in self.rows)
         return hashlib.sha256(kinds.encode()).hexdigest()[:16] if kinds else ""
 
 
 class Model(FrozenModel):
-    """What a rank's model consists of, for those whose digest differs.
+    """The tensors of a rank's model, for the ranks whose digest differs.
 
     Attributes:
         packed: The rows, or the first of very many.
@@ -55,7 +55,7 @@ class Model(FrozenModel):
 
 
 def likeness_of(model: nn.Module, options: Mapping[str, object]) -> Likeness:
-    """Return what DDP makes of a model with its options."""
+    """Return what all ranks must have in common of a model and its DDP options."""
     plain = {
         name: repr(value)
         if isinstance(value, bool | int | float | NoneType)
@@ -66,7 +66,7 @@ def likeness_of(model: nn.Module, options: Mapping[str, object]) -> Likeness:
 
 
 def model_of(rows: Sequence[str]) -> Model:
-    """Return rows as a value for a store."""
+    """Return rows in a form that fits into one value on a store."""
     told = rows
     while len(packed := _packed(told)) > _MOST_PACKED:
         told = told[: len(told) // 2]
@@ -74,7 +74,7 @@ def model_of(rows: Sequence[str]) -> Model:
 
 
 def difference(theirs: Model, rows: Sequence[str]) -> tuple[str, str]:
-    """Return the first row that differs, of their model and of these rows."""
+    """Return the first row in which their model and these rows differ, from each."""
     unpacked = zlib.decompressobj().decompress(
         base64.b85decode(theirs.packed), _MOST_BYTES
     )
@@ -88,10 +88,10 @@ def difference(theirs: Model, rows: Sequence[str]) -> tuple[str, str]:
 
 
 def _rows_of(model: nn.Module, options: Mapping[str, object]) -> list[str]:
-    """Return a row for each tensor that DDP keeps alike: what it is, a tab, its name.
+    """Return a row for each tensor that DDP synchronises: its kind, a tab, its name.
 
     options are DDP's: without init_sync and broadcast_buffers, buffers are each rank's
-    own. So is what the model itself tells DDP to ignore.
+    own. So are the tensors that the model itself tells DDP to ignore.
     """
     ignored = getattr(model, "_ddp_params_and_buffers_to_ignore", ())
     rows = [

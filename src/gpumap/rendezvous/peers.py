@@ -1,4 +1,4 @@
-"""The ranks of a session, as one of them knows and reaches them."""
+"""All ranks of a session, and the store by which one of them reaches the others."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,11 +15,11 @@ class Peers:
     """All ranks of a session, this one included.
 
     Attributes:
-        store: The session's keys, on a connection of this rank's.
+        store: The session's keys, on a connection of this rank.
         me: How this rank introduces itself.
         world_size: Number of ranks.
-        host: The rank that hosts the store; None where no rank does.
-        here: The ranks of this node, as far as they are known.
+        host: The rank that hosts the store; None if no rank does.
+        here: The ranks of this node, as far as known.
     """
 
     store: SessionStore
@@ -34,14 +34,14 @@ class Peers:
         return self.host == self.me.rank
 
     def member(self, rank: int) -> Member:
-        """Return who a rank is that is known to have come."""
+        """Return the member that is a rank, which must have come."""
         return self.store.read(keys.rank(rank), Member)
 
     def without(self, key: keys.OfRank) -> Iterator[int]:
-        """Return the ranks that have not written this key of theirs, in order."""
+        """Return the ranks that have not written their key of this kind, in order."""
         return (n for n in range(self.world_size) if not self.store.has(key(n)))
 
     def count(self, counter: str, expected: int, complete: str) -> None:
-        """Count this rank; if it is the last one expected, write that all are there."""
+        """Count this rank; if it is the last one expected, write the key `complete`."""
         if self.store.count(counter) == expected:
             self.store.write(complete, self.me)

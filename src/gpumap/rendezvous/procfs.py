@@ -26,10 +26,10 @@ _STATES = {
 
 @cache
 def boot_id() -> str | None:
-    """Return what all processes under this kernel share, and no others.
+    """Return an identifier of the running kernel, shared by all its processes.
 
-    It is drawn anew at every boot, so clones of a virtual machine differ; containers
-    share their host's. None where there is no /proc.
+    It is new at every boot, so clones of a virtual machine differ; containers share
+    their host's. None without /proc.
     """
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -38,18 +38,25 @@ def boot_id() -> str | None:
 
 
 def pid_space() -> str | None:
-    """Return what two processes share that see each other's process ids."""
+    """Return an identifier of this PID namespace.
+
+    It is the boot id and the namespace's inode. Processes with the same one can look up
+    each other's process ids.
+    """
     return _space("pid")
 
 
 def file_space() -> str | None:
-    """Return what two processes share that see the same files, devices included."""
+    """Return an identifier of this mount namespace.
+
+    Processes with the same one see the same files, devices included.
+    """
     return _space("mnt")
 
 
 @cache
 def _space(name: str) -> str | None:
-    """Return the kernel and a namespace in it."""
+    """Return the kernel's boot id and the inode of a namespace of this process."""
     try:
         return f"{boot_id()}/{Path(f'/proc/self/ns/{name}').stat().st_ino}"
     except OSError:
@@ -57,7 +64,7 @@ def _space(name: str) -> str | None:
 
 
 def state_of(pid: int, space: str | None) -> str:
-    """Say what has become of a process, as far as can be seen from here."""
+    """Describe the state of a process, as far as it is visible from here."""
     if space is None or space != pid_space():
         return "nothing can be seen of its process from here"
     return _STATES.get(_letter(pid), "its process is there, and hangs or is busy")
@@ -74,9 +81,9 @@ def is_halted(pid: int, space: str | None) -> bool:
 
 
 def end_of(pid: int, space: str | None) -> int | None:
-    """Return a file descriptor that can be read once a process has ended.
+    """Return a file descriptor that becomes readable once a process has ended.
 
-    None where it cannot be seen from here; it may have ended already.
+    None if the process is not visible from here; it may have ended already.
     """
     if space is None or space != pid_space() or not hasattr(os, "pidfd_open"):
         return None
@@ -87,9 +94,9 @@ def end_of(pid: int, space: str | None) -> int | None:
 
 
 def _letter(pid: int) -> str:
-    """Return the kernel's letter for a process's state; "" where there is none.
+    """Return the kernel's letter for a process's state; "" if there is no such process.
 
-    Source: proc_pid_stat(5); the name before it may hold blanks and brackets.
+    Source: proc_pid_stat(5); the name before the letter may hold blanks and brackets.
     """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")

@@ -1,4 +1,4 @@
-"""The one store on which the ranks of a job meet, and on which nobody else does."""
+"""The store on which the ranks of one job meet, and those of no other job."""
 
 import itertools
 import os
@@ -32,15 +32,15 @@ _NAME_THE_JOB = (
 
 @dataclass
 class _Opened:
-    """A store that stays for the life of the process, and how often it was used.
+    """A store that is kept for the life of the process, and its use.
 
     Attributes:
         store: torch's client of it, which the process group uses.
-        address: Where it is.
-        keeper: Who hosts it, in words.
-        server: The store itself, where this process hosts it.
-        host: The rank that hosts it; None where none does.
-        sessions: How many sessions of this process used it.
+        address: Its host and port.
+        keeper: Who hosts it, as text.
+        server: The store itself, if this process hosts it.
+        host: The rank that hosts it; None if none does.
+        sessions: How many sessions of this process have used it.
         cut: Whether torch's client has lost its connection.
     """
 
@@ -55,14 +55,14 @@ class _Opened:
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """A session's own part of a store.
+    """One session's part of a store.
 
     Attributes:
         store: The store, under this session's prefix, for torch.
-        prefix: What the session's keys begin with.
-        keeper: Who hosts it, in words.
-        host: The rank that does; None where none does.
-        address: Where it is; None where it is not reached over TCP.
+        prefix: The prefix of the session's keys.
+        keeper: Who hosts the store, as text.
+        host: The rank that hosts it; None if none does.
+        address: Its host and port; None if it is not reached over TCP.
     """
 
     store: dist.Store
@@ -72,9 +72,9 @@ class Rendezvous:
     address: tuple[str, int] | None = None
 
     def connect(self, patience: float) -> SessionStore:
-        """Return the session's keys, on a connection of their own.
+        """Return the session's keys, on a new connection.
 
-        patience is how many seconds the store may take for an answer, 20 at most.
+        patience: the seconds that the store may take for each answer, 20 at most.
 
         Raises:
             StoreLostError: It does not answer.
@@ -88,7 +88,7 @@ class Rendezvous:
         return SessionStore(client, self.prefix)
 
     def cut(self) -> None:
-        """End torch's own connections to the store, in which a thread may stand."""
+        """Shut down torch's own connections to the store, to unblock their threads."""
         for opened in _opened.values():
             if opened.address == self.address:
                 host, port = opened.address
@@ -105,8 +105,8 @@ _adopted = itertools.count(1)
 def meet(launch: Launch, seconds: float, environ: Mapping[str, str]) -> Rendezvous:
     """Return the store for the next session of this process.
 
-    One process alone needs no port. On one machine, rank 0 listens on the loopback
-    address only; on several, on the master address only. Under torchrun its agent
+    A single process needs no port. On one machine rank 0 listens on the loopback
+    address only; on several, on the master address only; under torchrun its agent
     listens. A store is kept for the life of the process, and each session on it has its
     own prefix, so that ranks that are out of step never read an old session's keys.
 
@@ -146,8 +146,8 @@ def meet_in_group() -> Rendezvous:
         store = store.underlying_store
     if not isinstance(store, dist.TCPStore):
         return Rendezvous(own, "", keeper=keeper)
-    # What the group's keys begin with, torch does not tell; a name that all agree on
-    # stands for it.
+    # torch has no way to ask for the prefix of the group's keys; a random name on which
+    # all ranks agree replaces it.
     name = own.compare_set("name", "", secrets.token_hex(8)).decode()
     return Rendezvous(
         own,
@@ -158,12 +158,12 @@ def meet_in_group() -> Rendezvous:
 
 
 def store_is_open() -> bool:
-    """Tell whether an earlier session of this process has opened the store already."""
+    """Tell whether an earlier session of this process has opened the store."""
     return bool(_opened)
 
 
 def session_prefix(session: int, restart: str = "0") -> str:
-    """Return what the keys of a process's n-th session on a store begin with."""
+    """Return the prefix of the keys of a process's n-th session on a store."""
     return f"gpumap/{restart}/{session}"
 
 
@@ -199,7 +199,7 @@ def _open(
 def _torchs(host: str, port: int, seconds: float) -> dist.TCPStore:
     """Return torch's own client of a store that is known to answer.
 
-    It looks up a name first, which takes long where no name server answers.
+    It first looks up a name, which takes long if no name server answers.
     """
     return dist.TCPStore(
         host,
@@ -213,7 +213,7 @@ def _torchs(host: str, port: int, seconds: float) -> dist.TCPStore:
 def _owner(
     client: Keys, mine: Fingerprint, host: str, port: int, seconds: float
 ) -> Fingerprint:
-    """Return who hosts a store; leave one of another job without touching it."""
+    """Return the fingerprint of the store's host; refuse one of another job."""
     try:
         owner = SessionStore(client, "gpumap").wait(
             "owner", Fingerprint, min(seconds, OWNER_IS_KNOWN)
@@ -226,7 +226,7 @@ def _owner(
     if unlike is None:
         return owner
     seen = f"There is {owner}, here is {mine}; {unlike}."
-    # So that the owner, should it wait for this rank in vain, can say why.
+    # If the owner waits for this rank in vain, its error can then say why.
     SessionStore(client, session_prefix(1)).claim(
         keys.stranger(mine.rank), Stranger(seen=seen)
     )
@@ -235,5 +235,5 @@ def _owner(
     )
 
 
-# A forked child meets anew, on connections of its own.
+# A forked child opens stores anew, on connections of its own.
 os.register_at_fork(after_in_child=_opened.clear)

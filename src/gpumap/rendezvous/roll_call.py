@@ -1,4 +1,4 @@
-"""Every rank says who it is and what it claims; all agree, or all fail alike."""
+"""The roll call: ranks state their claims, and all start or all raise one error."""
 
 import logging
 import time
@@ -44,16 +44,17 @@ def roll_call(
 ) -> None:
     """Return once every rank is there, each with its own rank and its own device.
 
-    While this rank waits it looks after the processes of its node. The store's host
-    says now and then who is awaited; where no rank hosts it, the first to wait long.
+    While it waits, this rank checks that the processes of its node are alive. The
+    store's host logs now and then which ranks are missing; if no rank is the host, the
+    first rank that has waited long does.
 
     Args:
         peers: The ranks to wait for.
-        terms: What all must have in common.
+        terms: What all ranks must have in common.
         seconds: How long to wait.
-        rows: What the model consists of, where there is one.
-        node: This rank's node, where its number is known.
-        remark: Why ranks may be missing, where this one has an idea.
+        rows: The rows of the model, if there is one.
+        node: This rank's node_rank, if it is known.
+        remark: Why ranks may be missing, if this rank can guess.
 
     Raises:
         RollCallError: A rank or a device is claimed twice, ranks disagree on the terms,
@@ -64,7 +65,7 @@ def roll_call(
     store = peers.store
     wrong = _wrong(peers, terms, rows, node)
     if wrong is not None and store.claim(keys.VERDICT, wrong).error is None:
-        # The others have started without this process: it was one too many.
+        # The others have started already: this process is one too many.
         raise RollCallError(wrong.happened, wrong.seen, wrong.hint, wrong.ranks)
     if wrong is None and store.count(keys.PRESENT) == peers.world_size:
         store.claim(keys.VERDICT, Verdict())
@@ -80,7 +81,7 @@ def roll_call(
 
 
 def withdraw(peers: Peers, error: BaseException, seconds: float) -> None:
-    """Tell the others that this rank cannot start, so that nobody waits for it."""
+    """Tell the others that this rank cannot start, so that none waits for it."""
     peers.store.claim(keys.VERDICT, cannot_start(peers.me, error))
     _let_others_hear(peers, peers.world_size - 1, seconds)
 
@@ -88,7 +89,7 @@ def withdraw(peers: Peers, error: BaseException, seconds: float) -> None:
 def _wrong(
     peers: Peers, terms: Terms, rows: Sequence[str], node: int | None
 ) -> Verdict | None:
-    """Claim this rank and its device; return what stands against it."""
+    """Claim this rank and its device; return the error if a claim fails."""
     store, me = peers.store, peers.me
     holder = store.claim(keys.rank(me.rank), me)
     if holder != me:
@@ -113,7 +114,7 @@ def _wrong(
 
 
 class _Watch:
-    """What a rank that waits for the verdict looks after meanwhile."""
+    """What a rank does while it waits for the verdict: check neighbours, and log."""
 
     def __init__(self, peers: Peers, deadline: float, remark: str) -> None:
         self._peers = peers
@@ -124,8 +125,8 @@ class _Watch:
         self._reminder = Reminder()
 
     def look(self) -> None:
-        """Tell all of a neighbour that has gone; say now and then who is awaited."""
-        # Not all at once: a wait asks the store a few times a second at most.
+        """Report a neighbour whose process is gone; log now and then who is missing."""
+        # One neighbour at a time: a wait asks the store a few times a second at most.
         store = self._peers.store
         if self._unseen and store.has(keys.rank(self._unseen[0])):
             self._seen.append(self._peers.member(self._unseen.popleft()))
@@ -144,7 +145,7 @@ class _Watch:
             )
 
     def _tells(self) -> bool:
-        """Return whether it is this rank that says who is awaited."""
+        """Return whether this rank is the one that logs which ranks are missing."""
         me, host = self._peers.me, self._peers.host
         if host is not None:
             return self._peers.i_host
@@ -152,7 +153,7 @@ class _Watch:
 
 
 def _settle(peers: Peers, seconds: float, remark: str) -> Verdict:
-    """Name who is missing; one rank counts, the others read what it wrote."""
+    """Return the verdict on missing ranks, which one rank writes for all."""
     store, world_size = peers.store, peers.world_size
     if store.claim(keys.SETTLING, peers.me) == peers.me:
         absent, count = _missing(peers)
@@ -167,16 +168,16 @@ def _settle(peers: Peers, seconds: float, remark: str) -> Verdict:
 
 
 def _stranger(peers: Peers, rank: int) -> Stranger | None:
-    """Return who came as this rank and left, as of another job."""
+    """Return the process that came as this rank and left as another job's, if any."""
     key = keys.stranger(rank)
     return peers.store.read(key, Stranger) if peers.store.has(key) else None
 
 
 def _missing(peers: Peers) -> tuple[tuple[int, ...], int]:
-    """Return the first ranks that have not come, and how many there are.
+    """Return the first missing ranks, and how many are missing.
 
-    In a large world not all can be asked for, one by one; those that have come are
-    counted.
+    In a large world there is no time to look up each rank; then those that have come
+    are counted.
     """
     first: list[int] = []
     deadline = time.monotonic() + ASK_EACH_RANK
@@ -190,7 +191,7 @@ def _missing(peers: Peers) -> tuple[tuple[int, ...], int]:
 
 
 def _halted(peers: Peers) -> Member | None:
-    """Return a rank that claimed its device, and ended or was stopped since."""
+    """Return a rank that has claimed its device and has since ended or been stopped."""
     deadline = time.monotonic() + ASK_EACH_RANK
     for rank in range(peers.world_size):
         if time.monotonic() > deadline:
@@ -202,7 +203,7 @@ def _halted(peers: Peers) -> Member | None:
 
 
 def _let_others_hear(peers: Peers, others: int, seconds: float) -> None:
-    """Have so many others read the verdict before the store goes with its host."""
+    """Let `others` ranks read the verdict before the store's host exits."""
     if peers.i_host:
         peers.store.comes(keys.ALL_TOLD, min(max(seconds, 1.0), HOST_STAYS_AT_START))
     else:

@@ -18,14 +18,14 @@ __all__ = ["Keys", "SessionStore", "TorchKeys"]
 T = TypeVar("T")
 V = TypeVar("V", bound=FrozenModel)
 
-# Longer than any value of ours; more is not ours to read.
+# Longer than any value that gpumap writes; a longer one is not gpumap's.
 _MOST_BYTES = 65_536
-# How long to pause before asking again a store that cannot say when a key is written.
+# The pauses between requests to a store that cannot wait for a key.
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.001, 0.25
 
 
 class Keys(Protocol):
-    """A store as gpumap uses it; what each method does is said at Client."""
+    """The operations of a store that gpumap uses; Client documents each."""
 
     def set(self, key: str, value: bytes) -> None: ...  # noqa: D102
     def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes: ...  # noqa: D102
@@ -39,7 +39,7 @@ class Keys(Protocol):
 
 
 class TorchKeys:
-    """A store of torch's that is not reached over TCP: in this process, or a file."""
+    """A torch store that is not reached over TCP: in this process, or in a file."""
 
     def __init__(self, store: dist.Store) -> None:
         """Use a store that answers at once."""
@@ -50,13 +50,13 @@ class TorchKeys:
         _asked(lambda: self._store.set(key, value.decode()))
 
     def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
-        """Write a key that holds what is expected; return what it holds now."""
+        """Write a key if it holds what is expected; return what it holds now."""
         return _asked(
             lambda: self._store.compare_set(key, expected.decode(), desired.decode())
         )
 
     def get(self, key: str) -> bytes:
-        """Return what a key holds that is known to be written."""
+        """Return the value of a key that is known to be written."""
         return _asked(lambda: self._store.get(key))
 
     def add(self, key: str, by: int) -> int:
@@ -80,7 +80,7 @@ class TorchKeys:
         return True
 
     def close(self) -> None:
-        """Leave the store, which is not gpumap's, as it is."""
+        """Do nothing: the store is not gpumap's to close."""
 
 
 def _asked(call: Callable[[], T]) -> T:
@@ -94,9 +94,9 @@ class SessionStore:
     """The keys of one session on a store."""
 
     def __init__(self, keys: Keys, prefix: str) -> None:
-        """Use the keys that begin with a prefix.
+        """Use the keys with a prefix.
 
-        A store that did not answer once is not asked again.
+        Once the store has not answered, it is not asked again.
         """
         self._keys = keys
         self._prefix = prefix
@@ -107,13 +107,13 @@ class SessionStore:
         self._keys.close()
 
     def claim(self, key: str, value: V) -> V:
-        """Write a key that nobody has written yet; return who holds it now."""
+        """Write a key unless it is written already; return its value."""
         text = value.model_dump_json().encode()
         held = self._ask(lambda: self._keys.compare_set(self._at(key), b"", text))
         return self._parse(key, held, type(value))
 
     def write(self, key: str, value: FrozenModel) -> None:
-        """Write a key that is this rank's to write."""
+        """Write a key that only this rank writes."""
         text = value.model_dump_json().encode()
         self._ask(lambda: self._keys.set(self._at(key), text))
 
@@ -144,7 +144,7 @@ class SessionStore:
     ) -> V | None:
         """Return a key's value once it is written; None if that takes too long.
 
-        look is called every second meanwhile.
+        look is called every second while waiting.
         """
         deadline = time.monotonic() + seconds
         while True:

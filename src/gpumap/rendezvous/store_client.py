@@ -1,11 +1,11 @@
-"""A client of torch's TCPStore that signals reach and that never waits without end.
+"""A client of torch's TCPStore that signals can interrupt and that has time limits.
 
-torch's own client waits in C++: no signal interrupts it, a time-out prints warnings,
-and a thread that stands in it while Python ends aborts the process. This one speaks to
-the same server, on a connection of its own.
+torch's own client blocks in C++: no signal interrupts it, a time-out prints warnings,
+and a thread that is blocked in it while Python exits aborts the process. This one uses
+the same server's protocol, on its own connection.
 
 Source: torch/csrc/distributed/c10d/TCPStoreBackend.hpp and TCPStore.cpp. Later versions
-of torch only added requests, behind these.
+of torch have only added request types after these.
 """
 
 import os
@@ -26,30 +26,30 @@ _MAGIC = 0x3C85F7CE
 _YES, _CANCELLED = b"\0", b"\1"
 # More than any value that gpumap writes.
 _MOST_BYTES = 4 * 2**20
-# A firewall forgets a connection on which nothing is said for some minutes.
+# Firewalls drop connections that are idle for some minutes.
 _KEEP_ALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 6}
 
 
 class StoreLostError(Exception):
-    """The store does not answer: who hosts it has gone, or stands still."""
+    """The store does not answer: its host's process has ended or is stopped."""
 
 
 class Client:
     """A connection to a TCPStore, for one thread.
 
-    Where a request is interrupted, by a signal for instance, the connection is closed,
-    since the answer is still on its way; the next request opens another.
+    If a request is interrupted, by a signal for instance, the connection is closed,
+    since the answer is still under way; the next request opens another.
 
     Attributes:
         seconds: How long the server may take for each answer.
     """
 
     def __init__(self, host: str, port: int, seconds: float) -> None:
-        """Connect, and see who is there.
+        """Connect, and check that a TCPStore answers.
 
         Raises:
-            OSError: Nobody listens there.
-            StoreLostError: Who listens does not answer as a TCPStore does.
+            OSError: Nothing listens there.
+            StoreLostError: What listens does not answer as a TCPStore does.
         """
         self._address = (host, port)
         self.seconds = seconds
@@ -65,22 +65,22 @@ class Client:
             self._socket = None
 
     def fileno(self) -> int:
-        """Return the connection's file descriptor; -1 where there is none."""
+        """Return the connection's file descriptor; -1 if it is closed."""
         return -1 if self._socket is None else self._socket.fileno()
 
     def set(self, key: str, value: bytes) -> None:
         """Write a key."""
-        # A write is not answered; the ping behind it shows that it was taken.
+        # The server does not answer writes; it answers the ping once the write is done.
         with self._request(_SET, _key(key), _text(value), _ping()):
             self._check_ping()
 
     def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
-        """Write a key that holds what is expected; return what it holds now."""
+        """Write a key if it holds what is expected; return what it holds now."""
         with self._request(_COMPARE_SET, _key(key), _text(expected), _text(desired)):
             return self._read_text()
 
     def get(self, key: str) -> bytes:
-        """Return what a key holds that is known to be written."""
+        """Return the value of a key that is known to be written."""
         with self._request(_GET, _key(key)):
             return self._read_text()
 
@@ -97,15 +97,15 @@ class Client:
     def wait(self, key: str, seconds: float | None, others: Iterable[int] = ()) -> bool:
         """Return True as soon as a key is written.
 
-        False once the seconds have passed (None: they never do), or once one of the
-        other file descriptors can be read. Meanwhile the server is asked nothing.
+        Return False once the seconds have passed (None: no limit), or once one of the
+        other file descriptors is readable. No requests are sent while waiting.
         """
         with self._request(_WAIT, struct.pack("=Q", 1), _key(key)):
             if self.fileno() in readable([self.fileno(), *others], seconds):
                 return self._read(1) == _YES
             self._send(bytes([_CANCEL_WAIT]))
             came = self._read(1) == _YES
-            # Where it came while it was being cancelled, both are answered.
+            # If the key came during the cancellation, the server sends both answers.
             return came and self._read(1) == _CANCELLED
 
     @contextmanager
@@ -180,7 +180,7 @@ class Client:
 
 
 def readable(files: Sequence[int], seconds: float | None) -> set[int]:
-    """Return which of some file descriptors can be read, once one can or time is up."""
+    """Wait until a file descriptor is readable or time is up; return those that are."""
     poll = select.poll()
     for file in files:
         poll.register(file, select.POLLIN)
@@ -191,7 +191,7 @@ def readable(files: Sequence[int], seconds: float | None) -> set[int]:
 
 
 def _key(key: str) -> bytes:
-    """Return a key as torch's client writes it."""
+    """Return a key in the form that torch's client writes."""
     return _text(b"/" + key.encode())
 
 
@@ -212,7 +212,7 @@ def open_files() -> set[int]:
 
 
 def _close_all() -> None:
-    """Close a parent's connections in a child; they stay open in the parent."""
+    """Close the parent's connections in a forked child; the parent's stay open."""
     for client in list(_clients):
         client.close()
 

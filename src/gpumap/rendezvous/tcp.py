@@ -1,4 +1,4 @@
-"""Listening at one address only, and finding who listens there."""
+"""Listens at one address only, and connects to the store that listens there."""
 
 import errno
 import logging
@@ -22,10 +22,10 @@ _GREETINGS = 2
 
 
 def listen(host: str, port: int, launch: Launch) -> socket.socket | None:
-    """Listen on this one address; None where somebody already does.
+    """Listen on this one address; return None if it is in use.
 
-    Where it is loopback for this host alone, and ranks of other nodes are to come,
-    listen on every interface.
+    If it is loopback on this host, and there are ranks on other nodes, listen on every
+    interface.
     """
     try:
         family, kind, _, _, address = socket.getaddrinfo(
@@ -81,13 +81,13 @@ def listen(host: str, port: int, launch: Launch) -> socket.socket | None:
 
 
 def _own_addresses(sentence: str) -> str:
-    """Return a sentence with this host's addresses, if it has any."""
+    """Return a sentence with this host's addresses; "" if it has none."""
     found = ", ".join(f"{address} ({name})" for name, address in addresses())
     return sentence.format(found) if found else ""
 
 
 def store_on_loopback() -> tuple[dist.TCPStore, int]:
-    """Host a store on loopback, on a port that the kernel picks and nobody guesses."""
+    """Host a store on loopback, on a port that the kernel chooses."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen(socket.SOMAXCONN)
@@ -105,9 +105,9 @@ def store_on_loopback() -> tuple[dist.TCPStore, int]:
 def connect(host: str, port: int, seconds: float, *, tells: bool = False) -> Client:
     """Connect to rank 0's store as soon as it is there.
 
-    A port that is open can close again before the store has answered, when another job
-    ends; then this waits on for rank 0. One that stays open and silent is foreign.
-    tells says whether to log that rank 0 is awaited.
+    An open port can close again before the store has answered, if another job ends;
+    then waiting goes on for rank 0. A port that stays open and silent is foreign.
+    tells: whether to log that rank 0 is awaited.
     """
     reminder = Reminder()
     deadline = reminder.began + seconds
@@ -153,7 +153,7 @@ def _no_rank_0(host: str, port: int, waited: float, error: OSError) -> RollCallE
 
 
 def foreign(host: str, port: int) -> SessionError:
-    """Return the error for a port where something else than rank 0's store listens."""
+    """Return the error for a port that does not answer as rank 0's store does."""
     return SessionError(
         f"port {port} on {host} belongs to another program.",
         "It does not answer as rank 0's store does; so would a rank 0 that is stopped.",

@@ -1,4 +1,4 @@
-"""What the roll call can end with, in words: go, or one error for all ranks."""
+"""The possible verdicts of the roll call: go, or one error for all ranks."""
 
 from collections.abc import Sequence
 
@@ -22,19 +22,19 @@ __all__ = [
 ]
 
 _MOST_SCORES = 8
-# So that three texts fit into one value.
+# The limit of each text, so that three fit into one value on the store.
 _MOST_CHARACTERS = 2000
 
 
 class Verdict(FrozenModel):
-    """The answer for all ranks; go when there is no error.
+    """The result of the roll call for all ranks; without an error it means go.
 
     Attributes:
         happened: What is wrong.
         seen: What shows it.
         hint: What to change.
         ranks: Which ranks it is about.
-        absent: How many ranks will not come to hear it.
+        absent: How many ranks will not come to read it.
     """
 
     happened: str = ""
@@ -52,7 +52,7 @@ class Verdict(FrozenModel):
 
 
 def claimed_twice(holder: Member, me: Member) -> Verdict:
-    """Say that two processes claim one rank."""
+    """Return the error that two processes claim one rank."""
     return Verdict(
         happened=f"rank {me.rank} is claimed twice: by pid {holder.pid} on "
         f"{holder.hostname} and by pid {me.pid} on {me.hostname}.",
@@ -65,7 +65,7 @@ def claimed_twice(holder: Member, me: Member) -> Verdict:
 
 
 def one_device(holder: Member, me: Member, name: str) -> Verdict:
-    """Say that two ranks claim one device, of this name."""
+    """Return the error that two ranks claim one device, with this name."""
     pair = tuple(sorted((holder.rank, me.rank)))
     seen = f"{holder} calls it {holder.device}; {me} calls it {me.device}."
     hint = me.hint
@@ -90,7 +90,7 @@ def one_device(holder: Member, me: Member, name: str) -> Verdict:
 
 
 def disagreement(first: Signed, me: Member, terms: Terms, name: str) -> Verdict:
-    """Say what two ranks have otherwise than each other, their models left out."""
+    """Return the error that two ranks differ in one of their terms."""
     theirs, mine = first.terms.in_words(), terms.in_words()
     if name == KIND and "cpu" in (first.terms.kind, terms.kind):
         return _half_on_cpu(first.member, me)
@@ -104,7 +104,7 @@ def disagreement(first: Signed, me: Member, terms: Terms, name: str) -> Verdict:
 
 
 def _half_on_cpu(one: Member, other: Member) -> Verdict:
-    """Say that one of two ranks sees no accelerator, or wants none."""
+    """Return the error that one of two ranks is on the CPU."""
     on_cpu, on_device = (one, other) if one.sight else (other, one)
     return Verdict(
         happened=f"{on_cpu} trains on the CPU, and {on_device} on {on_device.device}.",
@@ -116,7 +116,7 @@ def _half_on_cpu(one: Member, other: Member) -> Verdict:
 
 
 def machines_differ(one: Member, other: Member) -> Verdict:
-    """Say that two ranks of a node pretend different machines."""
+    """Return the error that two ranks of a node rehearse different machines."""
     return Verdict(
         happened=f"the ranks of one node pretend different machines: {one} pretends "
         f"{_short(one.rehearsal)}, {other} {_short(other.rehearsal)}.",
@@ -127,7 +127,7 @@ def machines_differ(one: Member, other: Member) -> Verdict:
 
 
 def models_differ(first: Member, me: Member, parts: tuple[str, str]) -> Verdict:
-    """Say what the models of two ranks have otherwise than each other."""
+    """Return the error that two ranks' models differ, with the differing parts."""
     return Verdict(
         happened=f"the ranks' models differ: {first} has {parts[0]}, {me} has "
         f"{parts[1]}.",
@@ -137,7 +137,7 @@ def models_differ(first: Member, me: Member, parts: tuple[str, str]) -> Verdict:
 
 
 def cannot_start(me: Member, error: BaseException) -> Verdict:
-    """Say that this rank has an error of its own."""
+    """Return the error that this rank cannot start, because of an error of its own."""
     happened, seen, hint = described(error), "", ""
     if isinstance(error, GpumapError):
         happened, seen, hint = error.happened, error.seen, error.hint
@@ -150,7 +150,7 @@ def cannot_start(me: Member, error: BaseException) -> Verdict:
 
 
 def gone(member: Member) -> Verdict:
-    """Say that a rank came, and ended or was stopped before all had come."""
+    """Return the error that a rank ended or was stopped before all had come."""
     return Verdict(
         happened=f"{member}, on {member.device}, did not stay for the roll call: "
         f"{state_of(member.pid, member.pid_space)}.",
@@ -168,7 +168,7 @@ def missing(
     stranger: Stranger | None,
     remark: str,
 ) -> Verdict:
-    """Say that so many ranks, these first, did not come in time, and why perhaps."""
+    """Return the error that `count` ranks, these first, did not come in time."""
     return Verdict(
         happened=f"{named(ranks, count)} of {world_size} did not come within "
         f"{seconds:g} s.",
@@ -185,7 +185,7 @@ def missing(
 
 
 def took_too_long(world_size: int, seconds: float) -> Verdict:
-    """Say that no verdict was written in time."""
+    """Return the error that no verdict was written in time."""
     return Verdict(
         happened=f"the roll call of {world_size} ranks took more than {seconds:g} s.",
         hint="See what the other ranks say.",

@@ -1,4 +1,4 @@
-"""Processes that each believe to be alone, on one device."""
+"""Warns single processes that share a device without knowing of each other."""
 
 import hashlib
 import logging
@@ -18,13 +18,13 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def alone(me: Member) -> Generator[None, None, None]:
-    """Warn where another process of the same parent is alone on the same device.
+    """Warn if another process of the same parent is a single one on the same device.
 
-    A launcher whose variables do not reach its processes, a loop in a shell, a second
-    process of a pod: each sees a world of one. While the block runs, this process
-    listens at a name in the kernel's abstract namespace (unix(7)), which leaves nothing
-    behind; who finds the name taken asks the kernel whose it is. Where there is no such
-    namespace nothing is said.
+    That happens with a launcher whose variables do not reach its processes, a loop in a
+    shell, or a second process in a pod: each sees a world of one. While the block runs,
+    this process listens at a name in the kernel's abstract namespace (unix(7)), which
+    needs no clean-up. A process that finds the name taken asks the kernel which process
+    has it. Without such a namespace there is no warning.
     """
     if me.identity is None or me.pid_space is None:
         yield
@@ -43,7 +43,7 @@ def alone(me: Member) -> Generator[None, None, None]:
 
 
 def _say(other: int | None, me: Member) -> None:
-    # A name outlives its process where a forked child does.
+    # The name stays taken while a forked child of its process lives.
     if other is None or other == me.pid or is_gone(other, me.pid_space):
         return
     log.warning(
@@ -56,7 +56,7 @@ def _say(other: int | None, me: Member) -> None:
 
 
 def _listener_at(name: str) -> int | None:
-    """Return the process that listens there. Source: unix(7), SO_PEERCRED."""
+    """Return the process that listens at a name. Source: unix(7), SO_PEERCRED."""
     try:
         with socket.socket(socket.AF_UNIX) as one:
             one.settimeout(1.0)

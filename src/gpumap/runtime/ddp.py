@@ -58,31 +58,31 @@ def ddp_session(
             (launch, node) -> device.
         gpus: The devices this job may use, in order: indices as torch counts them after
             masking, UUIDs or PCI bus IDs; or a mapping from host name or node_rank to
-            such a list. Without it, all that are visible.
+            such a list. By default, all visible devices.
         scores: For "scored", the highest first: {device: number}, "memory",
             "multiprocessors", or a function of Device.
         device: "auto" for whatever accelerator there is, a torch device type that must
             be there, or "cpu".
-        backend: The process group's backend; by device when None.
-        timeout: Seconds that a collective may take; torch's default when None. torch's
-            builds count them by the system's clock: where it is set back, they wait for
-            that much longer.
+        backend: The process group's backend; None means the device's default.
+        timeout: Seconds that a collective may take; None means torch's default. torch
+            measures them by the system's clock: if that is set back, collectives wait
+            for that much longer.
         start_timeout: Seconds that the ranks have to come together. The environment
-            variable GPUMAP_START_TIMEOUT, where it is set, counts instead.
-        end_timeout: Seconds that a rank may stay in the block after the first has come
-            to its end, a day at first: rank 0 may evaluate or save there for hours. It
-            ends sooner where a rank fails, or its process does.
+            variable GPUMAP_START_TIMEOUT, if set, overrides it.
+        end_timeout: Seconds that a rank may stay in the block after the first rank has
+            reached its end; by default a day, since rank 0 may evaluate or save there
+            for hours. The wait ends sooner if a rank or its process fails.
         oversubscribe: Whether two ranks may share a device (gloo only).
-        launch: Who this process is, instead of detecting it.
-        node: The devices, instead of detecting them.
+        launch: This process's launch, instead of detecting it.
+        node: This host and its devices, instead of detecting them.
         ddp: Passed on to DistributedDataParallel.
 
     Raises:
-        LaunchError: What started this process cannot be told, or contradicts itself; or
-            multiprocessing did, and there is an address to meet at, and no rank.
+        LaunchError: The launcher's variables are incomplete or contradictory; or this
+            is a child of multiprocessing with an address to meet at and no rank.
         DeviceError: A device is asked for that is not there.
         PlacementError: Two ranks would share a device, or one has none.
-        RollCallError: The ranks, comparing notes, cannot start together.
+        RollCallError: The ranks compared their claims and cannot start together.
         SessionError: The model cannot be wrapped, a session is open already, or another
             rank failed after this one had ended.
     """
@@ -110,7 +110,7 @@ def ddp_session(
 
 
 def _check(model: object, ddp: DDPOptions, setup: LocalSetup) -> Likeness:
-    """Refuse a model that DDP refuses; return what all ranks must have alike."""
+    """Refuse a model that DDP refuses; return what all ranks must have in common."""
     decided = [name for name in _DECIDED_HERE if name in ddp]
     if decided:
         raise SessionError(
@@ -147,14 +147,14 @@ def _wrap(
     device = session.device
     on_cpu = device.type == "cpu"
     with without_collection():
-        import_module("torch._dynamo")  # a second and more; DDP would do it at once
+        import_module("torch._dynamo")  # a second and more; DDP imports it in any case
     return DistributedDataParallel(
         model.to(device), device_ids=None if on_cpu else [device.index], **ddp
     )
 
 
 def _over(*_: object, **__: object) -> NoReturn:
-    """Stand for what needs the group, once the session is over: copies do too."""
+    """Replace methods that need the group, once the session is over; copies too."""
     raise SessionError(
         "the session is over, and with it the wrapped model.",
         "Its process group was destroyed when the block was left.",
@@ -163,7 +163,7 @@ def _over(*_: object, **__: object) -> NoReturn:
 
 
 def _let_go(wrapped: DistributedDataParallel) -> None:
-    """Drop what keeps the group's threads alive: they abort a dying interpreter."""
+    """Drop what keeps the group's threads alive: they would abort an exiting Python."""
     for name in ("reducer", "logger", "process_group"):
         setattr(wrapped, name, None)
     for name in ("forward", "join", "__getstate__"):

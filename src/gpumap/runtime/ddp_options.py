@@ -1,4 +1,4 @@
-"""What a user may pass on to DistributedDataParallel."""
+"""The options that a user may pass on to DistributedDataParallel."""
 
 from typing import Any
 
@@ -8,10 +8,10 @@ __all__ = ["DDPOptions"]
 
 
 class DDPOptions(TypedDict, total=False):
-    """DistributedDataParallel's own arguments, less those that gpumap decides.
+    """DistributedDataParallel's own arguments, without those that gpumap decides.
 
     Source: torch.nn.parallel.DistributedDataParallel, torch 2.13. An older torch
-    refuses those that it does not have.
+    refuses the options that it does not have.
     """
 
     broadcast_buffers: bool

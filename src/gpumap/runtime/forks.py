@@ -1,4 +1,4 @@
-"""What a forked child must not end together with itself."""
+"""Objects that must outlive a forked child."""
 
 import ctypes
 
@@ -6,9 +6,9 @@ __all__ = ["outlive"]
 
 
 def outlive(thing: object) -> None:
-    """Keep an object alive until the process is gone, beyond the end of Python.
+    """Keep an object alive until the process is gone, even after Python's exit.
 
-    In a child that was forked, the end of a process group of its parent's waits for
-    threads that exist in the parent only.
+    In a forked child, destroying a process group of the parent would wait for threads
+    that exist in the parent only.
     """
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))

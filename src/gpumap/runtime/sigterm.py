@@ -1,4 +1,4 @@
-"""SIGTERM inside a session: it leaves as from an error, and the exit code is 143."""
+"""SIGTERM inside a session: it is raised as an error, and the exit code is 143."""
 
 import ctypes
 import os
@@ -23,10 +23,10 @@ _PEER = struct.Struct("3i")
 
 
 class Terminated(SystemExit):
-    """What SIGTERM raises inside a session."""
+    """The exception that SIGTERM raises inside a session."""
 
     def __init__(self) -> None:
-        """Exit as shells tell of a SIGTERM."""
+        """Exit with the code that shells use for SIGTERM."""
         super().__init__(_CODE)
 
     def __str__(self) -> str:
@@ -35,21 +35,21 @@ class Terminated(SystemExit):
 
 
 class Sigterm(AbstractContextManager["Sigterm"]):
-    """The answer to SIGTERM inside a block: Terminated is raised there.
+    """Handles SIGTERM inside a block: Terminated is raised there.
 
-    Python's handlers run between two steps of Python. Where the main thread stands in a
-    library meanwhile, waiting for a rank that will not answer, a thread ends the
-    process after some seconds. A handler of the user's, set before or inside the block,
-    is left to do its work, and so is what the user does about Terminated.
+    Python runs signal handlers between bytecodes, so never while the main thread is
+    blocked in C (a collective whose peer is gone). A watcher thread then exits the
+    process after `seconds`. A handler that the user sets before or inside the block is
+    left alone, and what the user does about Terminated has no time limit.
 
     Attributes:
-        seconds: How long a library may hold the main thread, five seconds at most.
-        last_words: Called before the process is ended where one does.
-        leaving: Set by the session once Terminated has come to it.
+        seconds: How long a library may block the main thread, five seconds at most.
+        last_words: Called before the watcher exits the process.
+        leaving: Set by the session once Terminated has reached it.
     """
 
     def __init__(self, seconds: float) -> None:
-        """Take how long a library may hold the main thread, at most."""
+        """Set how long a library may block the main thread, at most."""
         self.seconds = min(seconds, LIBRARY_HOLDS_SIGTERM)
         self.last_words: Callable[[], None] = lambda: None
         self.leaving = threading.Event()
@@ -58,7 +58,7 @@ class Sigterm(AbstractContextManager["Sigterm"]):
         self._watch: _Watch | None = None
 
     def __enter__(self) -> Self:
-        """Take the signal, unless the user has a handler for it."""
+        """Install the handler and its watcher, unless the user has a handler."""
         if (
             threading.current_thread() is threading.main_thread()
             and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
@@ -67,18 +67,18 @@ class Sigterm(AbstractContextManager["Sigterm"]):
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Leave nothing behind."""
+        """Remove the handler and its watcher."""
         for event in (self._left, self._raised, self.leaving):
             event.set()
         if self._watch is not None:
             self._watch.stop()
             self._watch = None
-        # It refers to the session.
+        # last_words refers to the session.
         self.last_words = lambda: None
 
     def handle(self, _number: int, _frame: FrameType | None) -> None:
-        """Be Python's handler of the signal."""
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the next one ends it at once
+        """Raise Terminated; this is the signal's Python handler."""
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the next one kills
         self._raised.set()
         raise Terminated
 
@@ -88,10 +88,10 @@ class Sigterm(AbstractContextManager["Sigterm"]):
         return self._left.is_set()
 
     def is_held(self) -> bool:
-        """Tell, after a SIGTERM, whether a library holds the main thread too long."""
+        """Tell, after a SIGTERM, whether a library blocks the main thread too long."""
         before = _place_of_main_thread()
         if not self._raised.wait(self.seconds):
-            # Where it has moved on meanwhile, a handler of the user's was in charge.
+            # If the main thread has moved on, a handler of the user was running.
             still = before == _place_of_main_thread()
             return still and signal.getsignal(signal.SIGTERM) == self.handle
         self.leaving.wait()
@@ -99,7 +99,7 @@ class Sigterm(AbstractContextManager["Sigterm"]):
 
 
 class _Watch:
-    """A handler of SIGTERM, and a thread that hears it while the main one is away."""
+    """The handler of SIGTERM, and a thread that watches for a blocked main thread."""
 
     def __init__(self, answer: Sigterm) -> None:
         self._answer = answer
@@ -116,22 +116,22 @@ class _Watch:
         before = signal.set_wakeup_fd(self._far.fileno(), warn_on_full_buffer=False)
         if before == -1:
             self._thread.start()
-        else:  # asyncio's, which must go on hearing of signals
+        else:  # asyncio's descriptor, which must keep receiving signals
             signal.set_wakeup_fd(before)
 
     def stop(self) -> None:
-        """Leave nothing behind."""
+        """Remove the handler and stop the thread."""
         _watches.remove(self)
         self.forget()
         if self._thread.is_alive():
-            with suppress(BlockingIOError):  # what fills it wakes the thread as well
+            with suppress(BlockingIOError):  # a full socket wakes the thread as well
                 self._far.send(_STOP)
             self._thread.join()
         self._near.close()
         self._far.close()
 
     def forget(self) -> None:
-        """Take back what is this watch's, and only that: the user may have others."""
+        """Remove this watch's handler and wake-up descriptor, but not the user's."""
         if signal.getsignal(signal.SIGTERM) == self.handler:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         current = signal.set_wakeup_fd(-1)
@@ -139,7 +139,7 @@ class _Watch:
             signal.set_wakeup_fd(current)
 
     def forget_in_a_child(self) -> None:
-        """Leave the parent's watch, whose thread does not run here, to the parent."""
+        """Close the parent's watch in a forked child, which has no such thread."""
         self.forget()
         self._near.close()
         self._far.close()
@@ -164,30 +164,31 @@ class _Watch:
 def _is_own(sender: list[tuple[int, int, bytes]]) -> bool:
     """Tell whether a signal came to this process, and not to a forked child of it.
 
-    A child that was forked without Python's knowledge writes to the same socket.
+    A child that C code forked, without Python's hooks, writes to the same socket.
     """
     return all(_PEER.unpack(peer)[0] == os.getpid() for *_, peer in sender)
 
 
 def _place_of_main_thread() -> object:
-    """Return what changes as soon as the main thread executes Python."""
+    """Return a value that changes as soon as the main thread executes Python."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001 - Python has no public way
     return None if frame is None else (id(frame), frame.f_lasti)
 
 
 _watches: list[_Watch] = []
-# No struct sigaction is longer; one of zeros is the default. Source: sigaction(2).
+# No struct sigaction is longer; all zeros is SIG_DFL. Source: sigaction(2).
 _MOST_BYTES = 256
 _sigaction = ctypes.PyDLL(None).sigaction
 
 
 class _Forks:
-    """What is done about SIGTERM while a process forks: the system's default counts.
+    """Restores SIGTERM's default action while a process forks.
 
-    Python drops what a child hears before the child's own hooks run, and what a handler
-    raises in the parent's hooks. A child that never gets so far (in Python 3.11 another
-    thread may have held a lock) must be ended by SIGTERM as well. Python itself sets
-    handlers in the main thread only; other threads fork, too.
+    Python drops signals that a child receives before its hooks run, and exceptions that
+    a handler raises in the parent's hooks. A child that never reaches its hooks (in
+    Python 3.11 another thread may have held a lock) must also be ended by SIGTERM.
+    Python sets handlers in the main thread only, but other threads fork too: hence
+    sigaction.
     """
 
     def __init__(self) -> None:

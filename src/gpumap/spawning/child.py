@@ -1,4 +1,4 @@
-"""The child's side of spawn: run the function, and tell the parent what came of it."""
+"""The child's side of spawn: run the function, and send the parent its outcome."""
 
 import atexit
 import contextlib
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Started:
-    """The child runs, and has all it needs."""
+    """The child has loaded the function and its arguments."""
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,11 @@ class Returned:
 
 @dataclass(frozen=True)
 class Raising:
-    """What the function raised, in words: to pickle an error can end the process.
+    """An exception of the function, as text: pickling it may end the process.
 
     Attributes:
         described: Its type and text.
-        traceback: As Python prints it, notes left out.
+        traceback: As Python prints it, without notes.
         code: The exit code of the process.
     """
 
@@ -52,10 +52,10 @@ class Raising:
 
 @dataclass(frozen=True)
 class Raised(Raising):
-    """What the function raised.
+    """An exception of the function.
 
     Attributes:
-        error: The exception, pickled; None where it cannot be.
+        error: The exception, pickled; None if it cannot be.
     """
 
     error: bytes | None
@@ -114,7 +114,7 @@ def _returnable(value: object, pickler: str) -> bytes:
 def _ended(
     error: SystemExit, channel: connection.Connection, pickler: str
 ) -> Returned | Raised:
-    """Take sys.exit() for a return of None, and an exit code for an error."""
+    """Treat sys.exit(0) as returning None, and other exit codes as errors."""
     if error.code in (None, 0):
         return Returned(dumps(None, pickler))
     code = error.code if isinstance(error.code, int) else 1
@@ -136,7 +136,7 @@ def _raised(
 
 
 def _traceback(error: BaseException) -> str:
-    """Return a traceback without the error's notes, which travel with it."""
+    """Return a traceback without the error's notes, which are pickled with it."""
     try:
         told = traceback.TracebackException.from_exception(error)
         told.__notes__ = []
@@ -148,7 +148,7 @@ def _traceback(error: BaseException) -> str:
 def _finish() -> None:
     """Do what Python does at the end of a script, and multiprocessing does not.
 
-    It waits for threads that are no daemons, and calls what atexit has.
+    That is to wait for threads that are not daemons, and to call atexit's functions.
     """
     told = False
     while others := [
@@ -169,7 +169,7 @@ def _finish() -> None:
 
 
 def _end_with_parent() -> None:
-    """Leave no orphan where the parent was killed."""
+    """End this process once the parent has died, so that no orphan is left."""
     parent = parent_process()
     if parent is None:
         return

@@ -1,11 +1,10 @@
-"""What makes a process that is forked from a server like one that was started afresh.
+"""Makes a process that is forked from a server like one that was freshly started.
 
-The server was started at some earlier time, and has imported torch. What it would hand
-on is set anew: the environment, the standard streams, limits, CPUs and priority as the
-parent has them now, and seeds of its own. What stays the server's: the hash seed and
-what else Python takes from its command line, the locale, and what libraries read from
-the environment while they are imported, but for OMP_NUM_THREADS and
-TORCH_DISTRIBUTED_DEBUG.
+The server was started earlier, and has imported torch. So the environment, the standard
+streams, limits, CPUs and priority are set as the parent has them now, and random seeds
+are drawn anew. These stay the server's: the hash seed and Python's other command-line
+settings, the locale, and what libraries read from the environment when imported, except
+OMP_NUM_THREADS and TORCH_DISTRIBUTED_DEBUG.
 """
 
 import os
@@ -30,15 +29,15 @@ _STREAMS = (1, 2)
 
 @dataclass(frozen=True)
 class Parent:
-    """What a new process takes over from the one that starts it.
+    """What a new process inherits from the one that starts it.
 
     Attributes:
         environ: The environment.
-        threads: How many threads torch may use; None where the environment tells.
+        threads: How many threads torch may use; None if the environment says it.
         umask: The mask of new files' permissions.
         cpus: The CPUs it may run on.
         priority: The niceness.
-        limits: The limits of resources, by name, soft and hard.
+        limits: The resource limits, by name, soft and hard.
     """
 
     environ: dict[str, str]
@@ -50,7 +49,7 @@ class Parent:
 
     @classmethod
     def now(cls, environ: dict[str, str], threads: int | None) -> "Parent":
-        """Return what a process that is started now takes over."""
+        """Return what a process that is started now inherits."""
         umask = os.umask(0o077)
         os.umask(umask)
         return cls(
@@ -70,7 +69,7 @@ class Parent:
         os.environ.clear()
         os.environ.update(self.environ)
         os.umask(self.umask)
-        # Whatever the system does not allow stays as the server has it.
+        # A setting that the system does not allow stays the server's.
         for name, limit in self.limits.items():
             with suppress(OSError, ValueError):
                 resource.setrlimit(getattr(resource, name), limit)
@@ -81,9 +80,9 @@ class Parent:
         self._set_libraries()
 
     def _set_libraries(self) -> None:
-        """Seed and set what was imported before this process was forked.
+        """Seed and configure what was imported before this process was forked.
 
-        Python seeds its random module after each fork by itself.
+        Python itself seeds its random module after each fork.
         """
         torch.default_generator.seed()
         if numpy := sys.modules.get("numpy"):
@@ -96,16 +95,17 @@ class Parent:
 
 
 def named(name: str, parent: Parent) -> str:
-    """Return a name for a new process that brings along what it takes over.
+    """Return a name for a new process; unpickling it sets what the process inherits.
 
-    A process reads its name first, before it imports the script; what the script reads
-    from the environment at its top level is so the parent's of now, not the server's.
+    A new process reads its name first, before it imports the script. So what the script
+    reads from the environment at its top level is the parent's current value, not the
+    server's.
     """
     return _Name(name, parent) if _is_found_without_a_script() else name
 
 
 class _Name(str):  # noqa: SLOT000 - a str with slots cannot have values in them
-    """A name that is read together with what the new process takes over."""
+    """A name that is pickled together with what the new process inherits."""
 
     _parent: Parent
 
@@ -134,7 +134,7 @@ def _read(name: str, parent: Parent, streams: dict[int, Any]) -> str:
 
 @cache
 def _is_found_without_a_script() -> bool:
-    """Tell whether a new Python finds gpumap before it knows the script's folders."""
+    """Tell whether a new Python can import gpumap without the script's sys.path."""
     done = subprocess.run(
         [sys.executable, "-c", "import gpumap"], capture_output=True, check=False
     )

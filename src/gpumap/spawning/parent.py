@@ -1,4 +1,4 @@
-"""The parent's side of spawn: hears what the ranks say, and ends all of them."""
+"""The parent's side of spawn: receives the ranks' messages, and ends all processes."""
 
 import contextlib
 import itertools
@@ -29,17 +29,17 @@ __all__ = ["Rank", "end_all", "first_failed", "raise_from", "watch"]
 
 @dataclass
 class Rank:
-    """A process, and what it has said.
+    """A child process and its messages.
 
     Attributes:
         rank: Its rank.
         process: The child.
         channel: The pipe on which it sends Started, then Returned or Raised.
         started: Whether it has loaded the function.
-        message: The last of these; None while the function runs.
-        raising: What it raises, in words, before that is a message.
+        message: Its Returned or Raised; None while the function runs.
+        raising: Its exception as text, which it sends before Raised.
         silent: Whether it has closed the pipe.
-        closed: Whether nothing is to come: its process has ended, or it raised.
+        closed: Whether no message will follow: its process has ended, or it raised.
     """
 
     rank: int
@@ -52,7 +52,10 @@ class Rank:
     closed: bool = False
 
     def listen(self) -> None:
-        """Take what the process says; its end first, so that no last word is lost."""
+        """Receive the process's messages, after checking whether it has ended.
+
+        In this order its last message is not lost.
+        """
         gone = not self.process.is_alive()
         try:
             while self.channel.poll():
@@ -68,17 +71,17 @@ class Rank:
 
     @property
     def failed(self) -> bool:
-        """Whether it ended, and other than by returning and an exit code of 0."""
+        """Whether it ended, but not by returning and with an exit code of 0."""
         well = isinstance(self.message, Returned) and self.process.exitcode == 0
         return self.closed and not well
 
 
 def watch(ranks: Sequence[Rank], seconds: float, began: float) -> list[Rank]:
-    """Wait until all ranks have ended, or some time after the first that failed.
+    """Wait until all ranks have ended, or for some time after the first failure.
 
-    They have so many seconds to start, from the moment in which they began to.
+    The ranks have `seconds` to start, counted from `began`.
 
-    Returns those that failed, in order.
+    Returns the ranks that failed, in order.
 
     Raises:
         SessionError: Some have not started within the seconds.
@@ -105,7 +108,7 @@ def watch(ranks: Sequence[Rank], seconds: float, began: float) -> list[Rank]:
 
 
 def first_failed(store: dist.Store) -> tuple[int, ...]:
-    """Return which ranks failed first in their last session, as they know it."""
+    """Return which ranks failed first in their last session, from the store."""
     client = TorchKeys(store)
     ranks: tuple[int, ...] = ()
     with contextlib.suppress(StoreLostError, GpumapError):
@@ -120,7 +123,7 @@ def first_failed(store: dist.Store) -> tuple[int, ...]:
 
 
 def raise_from(rank: Rank, store: dist.Store) -> NoReturn:
-    """Raise what a rank raised, or what its exit code tells."""
+    """Raise a rank's exception, or an error that explains its exit code."""
     who = _named(rank, store)
     said, code = rank.message, rank.process.exitcode
     if isinstance(said, Raised):
@@ -165,7 +168,7 @@ def raise_from(rank: Rank, store: dist.Store) -> NoReturn:
 
 
 def _loaded(said: Raised) -> BaseException | None:
-    """Return the error itself; None where it cannot be loaded in this process."""
+    """Return the exception itself; None if it cannot be unpickled in this process."""
     with contextlib.suppress(Exception):
         error = None if said.error is None else loads(said.error)
         return error if isinstance(error, BaseException) else None
@@ -173,9 +176,9 @@ def _loaded(said: Raised) -> BaseException | None:
 
 
 def end_all(ranks: Sequence[Rank], seconds: float) -> None:
-    """End every process: those that are done by themselves, the others told or forced.
+    """End every process; those that are not done get SIGTERM, then SIGKILL.
 
-    seconds is how long they may take for it, five at most.
+    seconds: how long they may take to exit, five at most.
     """
     started = [rank for rank in ranks if rank.process.pid is not None]
     try:
@@ -195,7 +198,7 @@ def end_all(ranks: Sequence[Rank], seconds: float) -> None:
 
 
 def _named(rank: Rank, store: dist.Store) -> str:
-    """Return a rank with its process and, once it answered the roll, its device."""
+    """Return a rank with its process and, once it has joined a session, its device."""
     session = SessionStore(TorchKeys(store), session_prefix(1))
     with contextlib.suppress(StoreLostError, GpumapError):
         if session.has(keys.rank(rank.rank)):

@@ -1,4 +1,4 @@
-"""How functions, arguments and results travel between spawn and its ranks."""
+"""Pickling of functions, arguments and results between spawn and its ranks."""
 
 import io
 import logging
@@ -16,15 +16,15 @@ log = logging.getLogger(__name__)
 def dumps(value: object, pickler: str) -> bytes:
     """Pickle a value, with its tensors on the CPU.
 
-    pickler is "pickle" or "cloudpickle", which takes along what is defined where no
-    other process can import it. A tensor that stayed on its accelerator would open a
-    context there in every process that loads it.
+    pickler is "pickle" or "cloudpickle", which includes definitions that another
+    process cannot import. A tensor that stayed on its accelerator would open a context
+    there in every process that loads it.
     """
     base: Any = import_module(pickler)  # cloudpickle is an extra, without types
     moved: list[torch.device] = []
 
     class OnCPU(base.Pickler):  # type: ignore[misc]
-        """A pickler that takes tensors to the CPU."""
+        """A pickler that replaces tensors by copies on the CPU."""
 
         def reducer_override(self, thing: object) -> Any:  # noqa: ANN401 - pickle's own signature
             if type(thing) is torch.Tensor and is_on_accelerator(thing):

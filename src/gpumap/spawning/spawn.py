@@ -1,4 +1,4 @@
-"""spawn: one process for each device of this machine, and what they return."""
+"""spawn: runs a function in one process for each device of this machine."""
 
 import errno
 import importlib.util
@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 # Imported once, by the server that all ranks are forked from.
 _PRELOADED = ["torch", "torch._dynamo", "gpumap.runtime.ddp", "gpumap.spawning.child"]
-# What would make a child take another launcher for its own.
+# Variables that would make a child detect another launcher.
 _NOT_INHERITED = ("GPUMAP_LAUNCHER", "TORCHELASTIC_RESTART_COUNT", GPUS)
 
 
@@ -56,22 +56,23 @@ def spawn(
 ) -> list[T]:
     """Run a function in one process for each device; return what it returned, by rank.
 
-    Each process is a rank of its own on this machine, where ddp_session() and session()
-    find their launch, and gpus as their pool. The processes are forked from a server
-    that has imported torch, so that only the first call waits for it; CUDA may have
-    been started in this process, or not. Each is seeded anew, has the environment and
-    limits of this moment, and ends as a Python process does: its threads are waited
-    for. Arguments and results are pickled, tensors on accelerators by way of the CPU;
-    functions of a notebook travel by cloudpickle (the extra "notebook").
+    Each process is a rank on this machine, in which ddp_session() and session() detect
+    their launch, with gpus as their pool. The processes are forked from a server that
+    has imported torch, so that only the first call waits for that import; it does not
+    matter whether this process has started CUDA. Each is seeded anew, has this
+    process's current environment and limits, and ends as a Python process does: its
+    threads are waited for. Arguments and results are pickled, with tensors on
+    accelerators as copies on the CPU; functions of a notebook need cloudpickle (the
+    extra "notebook").
 
     Args:
         function: Called as function(*args, **kwargs) in each process.
         args: Its arguments, copied to every process.
-        gpus: The devices to use, in the order of the ranks; all visible without it.
-        nprocs: Number of processes; as many as devices, or one where there is none.
+        gpus: The devices to use, in the order of the ranks; by default all visible.
+        nprocs: Number of processes; by default one per device, or one without any.
         start_timeout: Seconds that the processes have to start and to import the
-            script, from this call on; at the first, the server starts too. Once one
-            has failed, the others have as long to end, 8 at most.
+            script, from this call on; the first call also starts the server. Once a
+            process has failed, the others have as long to end, 8 at most.
         kwargs: Its keyword arguments.
 
     Raises:
@@ -104,7 +105,7 @@ def spawn(
                 args=(far, parent, payload, pickler),
                 name=named(f"gpumap rank {rank}", parent),
             )
-            # The rank's own start method is what it is without a spawn around it.
+            # Inside the rank multiprocessing has its default start method.
             process._start_method = None  # type: ignore[assignment]  # noqa: SLF001 - multiprocessing has no public way
             ranks.append(Rank(rank, process, channel))
             _start(process)
@@ -118,16 +119,16 @@ def spawn(
 
 
 def _start(process: BaseProcess) -> None:
-    """Start a process; what the system lacks for it is told in words.
+    """Start a process.
 
     Raises:
-        SessionError: It lacks something.
+        SessionError: The system lacks something for it; the error says what.
     """
     main = sys.modules["__main__"]
     script = vars(main).get("__file__")
     try:
         if not _has_a_file(main):
-            # It came from standard input: the new process has nothing to import.
+            # The script came from standard input: there is nothing to import.
             vars(main).pop("__file__", None)
         process.start()
     except OSError as error:
@@ -153,7 +154,7 @@ def _what_the_system_lacks(error: OSError) -> str:
             f"ulimit -n is {soft}: raise it, up to {hard}, before the script starts, "
             "or close files."
         )
-    if error.errno is None:  # Python's own: the name of a socket is too long
+    if error.errno is None:  # raised by Python: the socket's name is too long
         return (
             f"A socket's name takes 107 bytes at most, and it begins with TMPDIR, "
             f"{tempfile.gettempdir()!r}: set TMPDIR to a shorter path."
@@ -162,7 +163,7 @@ def _what_the_system_lacks(error: OSError) -> str:
 
 
 def _first(failed: Sequence[Rank], store: dist.Store) -> Rank:
-    """Return the rank that failed first: as the ranks know it, else by time."""
+    """Return the rank that failed first: as the ranks reported it, or else by time."""
     known = first_failed(store)
     return next((rank for rank in failed if rank.rank in known), failed[0])
 
@@ -180,7 +181,7 @@ def _returned(rank: Rank) -> Any:  # noqa: ANN401 - whatever the function return
 
 
 def _refuse_while_importing() -> None:
-    """Refuse to start processes from one that is importing the script itself."""
+    """Refuse to start processes while this one is still importing the script."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise SessionError(
             "spawn() was called while a new process was importing this script.",
@@ -191,11 +192,11 @@ def _refuse_while_importing() -> None:
 
 
 def _refuse_among_ranks() -> None:
-    """Refuse to start a job in each rank of a job: on the same devices, mostly."""
+    """Refuse to start a job inside each rank of a job, mostly on the same devices."""
     try:
         launch = launched()
     except LaunchError:
-        return  # what is set in halves is not what the new processes read
+        return  # an incomplete launch: the new processes get their own variables
     if launch is None or launch.world_size == 1:
         return
     shared = launch.local_world_size != 1 and not launch.devices_bound
@@ -216,9 +217,9 @@ def _refuse_other_arguments(
     args: tuple[object, ...],
     kwargs: Mapping[str, object],
 ) -> None:
-    """Refuse what the function cannot be called with, before any process starts."""
+    """Refuse arguments that the function does not take, before any process starts."""
     try:
-        # What a decorator takes counts, not what the function inside of it does.
+        # The signature of a decorator's wrapper counts, not the wrapped function's.
         signature = inspect.signature(function, follow_wrapped=False)
     except Exception:  # noqa: BLE001 - some of Python's own have none
         return
@@ -236,7 +237,7 @@ def _refuse_other_arguments(
 
 
 def _pool(gpus: Sequence[DeviceRef] | None) -> Sequence[DeviceRef] | None:
-    """Return the devices to use: those named here, or else by GPUMAP_GPUS."""
+    """Return the devices to use: gpus, or else those of GPUMAP_GPUS."""
     if gpus is None:
         named = os.environ.get(GPUS)
         return refs_of(named) if named else None
@@ -271,7 +272,7 @@ def _count(gpus: Sequence[DeviceRef] | None, nprocs: object) -> int:
 
 
 def _visible() -> int:
-    """Count the devices without starting CUDA; one process where there is none."""
+    """Count the devices without starting CUDA; 1 if there is none."""
     if wanted := os.environ.get(REHEARSAL):
         return max(
             1, len(rehearsed_node(wanted, detect_launch({}), os.environ).devices)
@@ -284,7 +285,7 @@ def _visible() -> int:
 
 
 def _threads(count: int) -> int | None:
-    """Share the CPUs out, unless the user has; each process would take all of them."""
+    """Return each process's share of the CPUs, unless OMP_NUM_THREADS is set."""
     if count == 1 or "OMP_NUM_THREADS" in os.environ:
         return None
     return max(1, len(os.sched_getaffinity(0)) // count)
@@ -293,7 +294,7 @@ def _threads(count: int) -> int | None:
 def _environment(
     rank: int, count: int, port: int, gpus: Sequence[DeviceRef] | None
 ) -> dict[str, str]:
-    """Return what a rank finds: the launcher "gpumap.spawn", and where to meet."""
+    """Return a rank's environment: gpumap.spawn as launcher, the store's address."""
     inherited = {k: v for k, v in os.environ.items() if k not in _NOT_INHERITED}
     pool = {} if gpus is None else {GPUS: ",".join(map(str, gpus))}
     return (
@@ -307,14 +308,14 @@ def _environment(
             "LOCAL_WORLD_SIZE": str(count),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
-            # The store is there already, and this process hosts it.
+            # This process hosts the store already.
             "TORCHELASTIC_USE_AGENT_STORE": "True",
         }
     )
 
 
 def _packed(call: tuple[object, ...]) -> tuple[bytes, str]:
-    """Pickle a call, and say by what; by cloudpickle where no child could import it."""
+    """Pickle a call, by cloudpickle if no child could import it; return by which."""
     main = sys.modules["__main__"]
     importable = _has_a_file(main) or getattr(main, "__spec__", None)
     at_prompt = not importable and getattr(call[0], "__module__", "") == "__main__"
