@@ -22,13 +22,14 @@ _SERVER = Path(__file__).with_name("warm_server.py")
 
 
 class _Server:
-    """The process that all scripts of a run of tests are forked from."""
+    """The process that the scripts of a run of tests are forked from."""
 
-    def __init__(self) -> None:
+    def __init__(self, environ: Mapping[str, str]) -> None:
         self._folder = tempfile.mkdtemp()
         self.address = f"{self._folder}/socket"
         self._process = subprocess.Popen(
-            [sys.executable, str(_SERVER), self.address], env=clean_environment()
+            [sys.executable, str(_SERVER), self.address],
+            env={**clean_environment(), **environ},
         )
         while not Path(self.address).exists() and self._process.poll() is None:
             time.sleep(0.02)
@@ -39,13 +40,23 @@ class _Server:
         shutil.rmtree(self._folder)
 
 
-_started: list[_Server] = []
+_started: dict[str, _Server] = {}
 
 
 def stop() -> None:
-    """Stop the server, if there is one."""
-    while _started:
-        _started.pop().stop()
+    """Stop the servers, if there are any."""
+    for library in list(_started):
+        _started.pop(library).stop()
+
+
+def _server_for(environ: Mapping[str, str]) -> _Server:
+    """Return the server that has imported what a script with these variables would."""
+    names = ("PYTHONPATH", "PRETEND_LIBRARY")
+    own = {name: environ[name] for name in names if name in environ}
+    library = own.get("PRETEND_LIBRARY", "")
+    if library not in _started:
+        _started[library] = _Server(own)
+    return _started[library]
 
 
 class Script:
@@ -53,11 +64,10 @@ class Script:
 
     def __init__(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
         """Start the script; stdout and stderr are one text."""
-        if not _started:
-            _started.append(_Server())
+        server = _server_for(env)
         self._out = tempfile.TemporaryFile("w+b")  # noqa: SIM115 - it stays open
         self._connection = socket.socket(socket.AF_UNIX)
-        self._connection.connect(_started[0].address)
+        self._connection.connect(server.address)
         request = json.dumps({"argv": list(argv), "environ": dict(env)}).encode()
         socket.send_fds(self._connection, [request], [self._out.fileno()] * 2)
         self._answer, self._said = b"", ""

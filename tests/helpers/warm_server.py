@@ -36,8 +36,10 @@ def serve(address: str) -> Request:
     """Fork for each connection, and return its request in the new process."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(address)
+        # Where there is a socket, there is somebody who listens.
+        listener.bind(f"{address}.new")
         listener.listen()
+        Path(f"{address}.new").rename(address)
         while True:
             connection, _ = listener.accept()
             if os.fork():

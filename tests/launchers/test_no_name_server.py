@@ -12,7 +12,7 @@ SILENT = """
 import socket, time
 with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
     server.bind(("127.0.0.1", 53))
-    time.sleep(60)
+    time.sleep(600)  # until it is killed
 """
 ALONE = """
 set -e
