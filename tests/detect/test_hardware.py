@@ -148,6 +148,28 @@ def test_behind_nvswitches_every_pair_has_all_links(
     assert [link.nvlinks for link in links] == [12] * 28
 
 
+@pytest.mark.parametrize(
+    ("name", "reaches", "state", "nvlinks"),
+    [
+        ("hgx-h100", 1, 1, 18),
+        ("hgx-h100", 0, 1, 0),
+        ("hgx-h100", 1, 0, 0),
+        ("dgx-a100", 0, 1, 0),
+        # Before compute capability 9.0, the state is not asked for as a field.
+        ("dgx-a100", 1, 0, 12),
+    ],
+)
+def test_nvlinks_count_as_nccl_counts_them(
+    monkeypatch: pytest.MonkeyPatch, name: str, reaches: int, state: int, nvlinks: int
+) -> None:
+    """An NVLink counts if it is up and carries peer-to-peer (NCCL, xml.cc)."""
+    node = machine(name)
+    nvml = pretend_nvml(monkeypatch, node, switched=True)
+    nvml.reaches, nvml.state = reaches, state
+    pretend_torch(monkeypatch, node.devices)
+    assert {link.nvlinks for link in detect_node("cuda", {}).links} == {nvlinks}
+
+
 def test_torch_and_nvml_are_joined_by_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
     """Devices of torch and NVML are matched by UUID where their orders differ."""
     fast, slow = (

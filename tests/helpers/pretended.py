@@ -75,6 +75,7 @@ class Nvml(ModuleType):
         self.node = node
         self.switched = switched
         self.open = 0
+        self.reaches, self.state = 1, 1
         self.lost: list[int] = []
         self.in_mig_mode = [device.mig for device in node.devices if device.mig]
         uuids = dict.fromkeys(device.mig or device.uuid for device in node.devices)
@@ -155,6 +156,18 @@ class Nvml(ModuleType):
         if link >= len(self.ends(handle)):
             raise NVMLError
         return 1
+
+    def nvmlDeviceGetNvLinkCapability(
+        self, _handle: Device, _link: int, capability: int
+    ) -> int:
+        return self.reaches if capability == 0 else 1
+
+    def nvmlDeviceGetFieldValues(
+        self, handle: Device, ids: Sequence[tuple[int, int]]
+    ) -> list[SimpleNamespace]:
+        there = len(self.ends(handle))
+        values = [SimpleNamespace(uiVal=self.state * (n < there)) for _, n in ids]
+        return [SimpleNamespace(nvmlReturn=0, value=value) for value in values]
 
     def nvmlDeviceGetNvLinkRemoteDeviceType(self, _handle: Device, _link: int) -> int:
         return 2 if self.switched else 0

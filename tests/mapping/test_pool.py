@@ -90,7 +90,13 @@ def test_sharing_is_refused_in_words_that_fit_the_backend() -> None:
     assert caught.value.happened == (
         "oversubscribe=True, and the backend cannot run two ranks on one device."
     )
-    assert caught.value.hint == 'Leave it out, or choose backend="gloo".'
+    assert caught.value.hint == (
+        'Leave it out, or choose backend="gloo". From NCCL 2.30 on, '
+        "NCCL_MULTI_RANK_GPU_ENABLE=1 lets ranks share a GPU."
+    )
+    told = {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}
+    shared.refuse_conflicts(me, "nccl", told)
+    assert [can_share(name, told) for name in ("nccl", "hccl")] == [True, False]
     assert [can_share(name) for name in ("gloo", "mpi", "nccl", "xccl", "hccl")] == [
         *[True, True],
         *[False, False, False],

@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 # (INTERNAL, 0) have one bridge above them.
 _PATHS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 _SWITCH = 2  # NVML_NVLINK_DEVICE_TYPE_SWITCH
+_P2P = 0  # NVML_NVLINK_CAP_P2P_SUPPORTED
+_STATE = 165  # NVML_FI_DEV_NVLINK_GET_STATE
 _NODE_SCOPE = 0  # NVML_AFFINITY_SCOPE_NODE
 _ABSENT = (9, 12)  # NVML_ERROR_DRIVER_NOT_LOADED, NVML_ERROR_LIBRARY_NOT_FOUND
 _SHARED_BY_SLICES = (
@@ -144,7 +146,10 @@ class _Reader:
     def links(
         self, gpus: dict[int, tuple[object, dict[str, object]]]
     ) -> tuple[Link, ...]:
-        ends = {place: self.nvlinks(handle) for place, (handle, _) in gpus.items()}
+        ends = {
+            place: self.nvlinks(handle, fields["compute_capability"])
+            for place, (handle, fields) in gpus.items()
+        }
         found: list[Link] = []
         for (a, (first, _)), (b, (second, fields)) in combinations(gpus.items(), 2):
             level = self.ask("nvmlDeviceGetTopologyCommonAncestor", first, second)
@@ -154,20 +159,35 @@ class _Reader:
             found.append(Link.model_validate({"a": a, "b": b, **link}))
         return tuple(found)
 
-    def nvlinks(self, handle: object) -> list[str]:
+    def nvlinks(self, handle: object, compute_capability: object) -> list[str]:
         """Return the remote end of each active NVLink: a PCI bus ID, or "switch".
 
         Behind switches every device reaches every other with all of its links.
         """
         ends: list[str] = []
         for link in range(getattr(self.nvml, "NVML_NVLINK_MAX_LINKS", 18)):
-            if not self.ask("nvmlDeviceGetNvLinkState", handle, link):
+            if not self.is_up(handle, link, compute_capability):
                 continue
             if self.ask("nvmlDeviceGetNvLinkRemoteDeviceType", handle, link) == _SWITCH:
                 ends.append("switch")
             elif pci := self.ask("nvmlDeviceGetNvLinkRemotePciInfo", handle, link):
                 ends.append(_text(pci.busId).lower())
         return ends
+
+    def is_up(self, handle: object, link: int, compute_capability: object) -> bool:
+        """Tell whether GPUs reach each other over an NVLink of a device.
+
+        Source: NCCL, src/graph/xml.cc, which asks for the state by a field's value from
+        compute capability 9.0 on.
+        """
+        reaches = self.ask("nvmlDeviceGetNvLinkCapability", handle, link, _P2P)
+        if reaches is not None and not reaches:
+            return False
+        if isinstance(compute_capability, tuple) and compute_capability >= (9, 0):
+            values = self.ask("nvmlDeviceGetFieldValues", handle, [(_STATE, link)])
+            if values and values[0].nvmlReturn == 0:
+                return bool(values[0].value.uiVal)
+        return bool(self.ask("nvmlDeviceGetNvLinkState", handle, link))
 
 
 def _text(value: str | bytes) -> str:

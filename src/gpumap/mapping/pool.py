@@ -22,6 +22,7 @@ __all__ = ["Pool", "can_share", "place"]
 
 # Backends that allow one rank per device, and otherwise fail or hang.
 _ONE_RANK_A_DEVICE = ("nccl", "xccl", "hccl")
+_NCCL_SHARES = "NCCL_MULTI_RANK_GPU_ENABLE"
 # More ranks than any node runs; an error's ranks are cut to this many.
 _MOST_RANKS = 4096
 _HOW_TO_SHARE = (
@@ -126,7 +127,9 @@ class Pool:
             return [self.device_of(one) for one in launch.neighbours]
         return list(self.devices[:here])
 
-    def refuse_conflicts(self, launch: Launch, backend: str) -> None:
+    def refuse_conflicts(
+        self, launch: Launch, backend: str, environ: Mapping[str, str] | None = None
+    ) -> None:
         """Check, with what one rank knows, that no two ranks share a device.
 
         If the backend cannot share a device, oversubscribe=True is refused too.
@@ -138,14 +141,16 @@ class Pool:
         """
         if not self.devices:
             return
+        shares = can_share(backend, environ)
         if self.policy.oversubscribe:
-            if not can_share(backend):
+            if not shares:
                 raise PlacementError(
                     "oversubscribe=True, and the backend cannot run two ranks on one "
                     "device.",
                     "NCCL and its kin want a device for each rank, MIG slices of one "
                     "GPU included.",
-                    'Leave it out, or choose backend="gloo".',
+                    'Leave it out, or choose backend="gloo". From NCCL 2.30 on, '
+                    f"{_NCCL_SHARES}=1 lets ranks share a GPU.",
                 )
             return
         ranks = [neighbour.rank for neighbour in launch.neighbours]
@@ -154,7 +159,7 @@ class Pool:
         n, count = launch.local_world_size or len(ranks), len(self.devices)
         crowded = n > count and not launch.devices_bound
         if not shared and not crowded:
-            if not can_share(backend):
+            if not shares:
                 self._refuse_slices_of_one_gpu(ranks, devices)
             return
         hint = (
@@ -162,7 +167,7 @@ class Pool:
             "devices in gpus=[…]."
         )
         if not crowded:
-            share = "; or let them share with oversubscribe=True" * can_share(backend)
+            share = "; or let them share with oversubscribe=True" * shares
             hint = (
                 "Give each local rank a device of its own, for instance with "
                 f'strategy="local_rank"{share}.'
@@ -329,9 +334,15 @@ def place(
     return Pool.of(policy, node, launch).place(launch)
 
 
-def can_share(backend: str) -> bool:
-    """Tell whether a process group's backend lets two ranks use one device."""
-    return not any(name in backend.lower() for name in _ONE_RANK_A_DEVICE)
+def can_share(backend: str, environ: Mapping[str, str] | None = None) -> bool:
+    """Tell whether a process group's backend lets two ranks use one device.
+
+    NCCL does where its user has told it to, from 2.30 on. Source: NCCL's user guide,
+    environment variables.
+    """
+    told = (environ or {}).get(_NCCL_SHARES) == "1"
+    alone = [name for name in _ONE_RANK_A_DEVICE if not (told and name == "nccl")]
+    return not any(name in backend.lower() for name in alone)
 
 
 def _runs_on_cpu(policy: Policy, node: Node) -> bool:
