@@ -199,7 +199,7 @@ def _on_node(
         from gpumap.runtime.local_setup import default_backend  # noqa: PLC0415 - slow
 
         default_backend(mine.device.kind, rehearsed=True)
-    pool.refuse_conflicts(launch, backend)
+    pool.refuse_conflicts(launch, backend, os.environ)
     if launch.local_rank:
         placements = [mine]
     else:

@@ -34,9 +34,16 @@ PROCESS_GOES = 0.5
 # How often a rank checks its own collectives once another rank has finished; how long
 # its listener thread may take to stop.
 LOOK_AT_COLLECTIVES, LISTENER_STOPS = 0.5, 1.0
+# How often a rank checks whether a collective has exceeded the user's timeout, on a
+# backend whose watchdog would end the process for it; and how much more time torch is
+# given, so that the ranks can say first who is late.
+LOOK_FOR_LATE, TORCH_LATER = 5.0, 30.0
 # How long the main thread may stay in init_process_group after another rank has failed,
 # and how often that is checked.
 INIT_RETURNS, LOOK_AT_INIT = 10.0, 0.1
+# How long NCCL may take to abort, after a failure, and to destroy its communicators,
+# after success: both wait for the peers to do the same.
+ABORT_RETURNS, DESTROY_RETURNS = 3.0, 10.0
 # How long C code may block the main thread, on which Python's signal handlers run.
 LIBRARY_HOLDS_SIGTERM = 5.0
 

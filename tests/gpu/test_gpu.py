@@ -1,4 +1,4 @@
-"""What only a machine with an NVIDIA GPU can show; one is enough.
+"""What only a machine with an NVIDIA GPU can show; one is enough for most of it.
 
 `nox -s gpu` runs these with the torch that is installed; elsewhere they are skipped.
 """
@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 import gpumap
 from helpers import spawnjobs
+from helpers.fault_table import NAMES, TABLE, Fault, check
 from helpers.jobs import run
 from helpers.programs import run_python
 
@@ -136,3 +137,37 @@ def test_all_reduce_is_right_on_every_size(tmp_path: Path) -> None:
     found = json.loads(file.read_text())
     assert found["device"] == "cuda"
     assert found["backend"] == "nccl"
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two NVIDIA GPUs")
+@pytest.mark.parametrize("fault", TABLE, ids=NAMES)
+def test_survivors_name_who_failed_first_on_nccl(fault: Fault) -> None:
+    """Each way to fail of tests/runtime/test_faults.py, on real NCCL."""
+    if fault[3] > torch.cuda.device_count():
+        pytest.skip(f"needs {fault[3]} NVIDIA GPUs")
+    check(fault, longer=8.0, notices=False)
+
+
+def test_an_error_of_the_last_kernel_ends_the_rank_with_its_own_traceback() -> None:
+    """A device-side assert that nothing in the block waits for is still raised."""
+    code = (
+        "import gpumap, torch\n"
+        "with gpumap.session() as s:\n"
+        "    torch.zeros(1, device=s.device)[torch.tensor([5], device=s.device)]\n"
+    )
+    done = run_python("-c", code)
+    assert done.returncode == 1, done.stderr
+    assert "device-side assert" in done.stderr
+
+
+def test_a_context_on_another_device_is_told() -> None:
+    """A tensor that was made on the first GPU before a session on the second."""
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two NVIDIA GPUs")
+    code = (
+        "import gpumap, torch\n"
+        "torch.zeros(1, device='cuda:0')\n"
+        "with gpumap.session(gpus=[1]): pass\n"
+    )
+    done = run_python("-c", code)
+    assert "has a context on cuda:0 as well, from before its session" in done.stderr

@@ -58,8 +58,9 @@ def train() -> None:
     with gpumap.ddp_session(
         model, start_timeout=START, timeout=LIMIT, end_timeout=LIMIT
     ) as m:
+        device = gpumap.current().device
         for number in range(200):
-            m(torch.ones(1, 2)).sum().backward()
+            m(torch.ones(1, 2, device=device)).sum().backward()
             if WHEN == "body" and number == 3:
                 failing(lambda: None)()
             if WHEN != "body" and number == 3:

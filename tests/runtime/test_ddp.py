@@ -183,7 +183,7 @@ def test_device_cpu_ignores_a_rehearsal(monkeypatch: pytest.MonkeyPatch) -> None
 def test_the_device_is_current_before_the_group_and_the_wrap(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The order is set_device, init with device_id, then DDP with device_ids.
+    """The order is set_device, init with device_id, DDP with device_ids, synchronize.
 
     The test machines have no GPU: torch's calls are replaced and recorded.
     """
@@ -193,6 +193,7 @@ def test_the_device_is_current_before_the_group_and_the_wrap(
         current_accelerator=lambda: None,
         device_count=lambda: 4,
         set_device_index=lambda index: calls.append(("set_device", index)),
+        synchronize=lambda device: calls.append(("synchronize", str(device))),
     )
     model = nn.Linear(1, 1)
 
@@ -229,6 +230,7 @@ def test_the_device_is_current_before_the_group_and_the_wrap(
         ("move", "cuda:3"),
         ("wrap", (True, [3])),
         ("body", None),
+        ("synchronize", "cuda:3"),
         ("destroy", None),
     ]
 

@@ -16,9 +16,12 @@ from torch import nn
 
 import gpumap
 from gpumap.errors import DeviceError, SessionError
-from gpumap.runtime.local_setup import SessionOptions
+from gpumap.mapping.devices import Device
+from gpumap.mapping.launch import Launch
+from gpumap.runtime.local_setup import SessionOptions, prepare
 from helpers import spawnjobs
 from helpers.jobs import WORKER, Ended, finish, free_port, run, start
+from helpers.pretended import pretend_torch
 from helpers.programs import run_python
 
 REHEARSAL = {"GPUMAP_REHEARSAL": "dgx-a100"}
@@ -326,3 +329,17 @@ def test_an_error_of_a_ranks_own_is_printed_once() -> None:
         assert rank.code == 1
         assert f"rank {number} cannot start, and tells the others: Dev" in rank.out
         assert rank.out.count("Name devices listed above") == 1
+
+
+def test_a_mac_trains_on_the_cpu_and_mps_is_refused(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No backend of torch's process groups serves mps, though gloo is named for it."""
+    pretend_torch(monkeypatch, [Device(kind="mps", index=0)])
+    one = Launch(launcher="by hand", rank=0, world_size=1)
+    setup = prepare(SessionOptions(launch=one), one)
+    assert setup.device == torch.device("cpu")
+    assert "trains on the CPU: no backend" in caplog.text
+    with pytest.raises(DeviceError) as caught:
+        prepare(SessionOptions(launch=one, device="mps"), one)
+    assert caught.value.happened.endswith("serves mps devices.")

@@ -18,6 +18,7 @@ __all__ = [
     "late",
     "missing_at_end",
     "own",
+    "too_long",
     "uneven",
     "unheard",
 ]
@@ -170,6 +171,20 @@ def late(
         + f", while {waiter} waited for it in its {ordinal(made)}",
         hint=_SLOW,
         ranks=tuple(member.rank for member, _ in members),
+    )
+
+
+def too_long(me: Member, mine: Answer) -> Fault:
+    """Return the fault of a wait that no rank seems to be late for."""
+    where = "the start of the process group"
+    if mine.stands_in is not None:
+        where = f"{mine.stands_in}, its {ordinal(mine.number)}"
+    return Fault(
+        text=f"{me}, on {me.device}, stood in {where}, for longer than its time-out, "
+        "and no rank is behind it",
+        hint="Ranks may have called different collectives, or cannot reach each other. "
+        + _SLOW,
+        ranks=(me.rank,),
     )
 
 

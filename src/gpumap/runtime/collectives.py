@@ -1,8 +1,8 @@
 """How far this process has come: its collectives, and where its main thread is.
 
-torch's flight recorder notes each collective that gloo, as of torch 2.13, begins and
-finishes; messages from one rank to another are not counted. NCCL has a recorder of its
-own, which is not read yet: there as in older torch nothing is known. Source:
+torch's flight recorders, one for NCCL and, as of torch 2.13, one for gloo, note each
+collective that is begun and finished; messages from one rank to another do not count.
+In older torch nothing is known of gloo's. Source:
 torch/csrc/distributed/c10d/FlightRecorder.hpp.
 """
 
@@ -10,6 +10,7 @@ import json
 import sys
 import sysconfig
 import threading
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,36 +25,41 @@ _LIBRARIES = (sysconfig.get_paths()["stdlib"], str(Path(__file__).parent.parent)
 
 def begun() -> int:
     """Return how much was begun in all groups; it costs nothing to ask."""
-    return sum(int(group["last_enqueued_collective"]) for group in _status().values())
+    return sum(int(group["last_enqueued_collective"]) for group in _groups())
 
 
-def newest() -> int:
-    """Return the number of the newest group in which anything was noted, or -1."""
-    return max(map(int, _status()), default=-1)
+def newest() -> dict[str, int]:
+    """Return the number of each recorder's newest group in which anything was noted."""
+    return {name: max(map(int, _status(name)), default=-1) for name in _recorders()}
 
 
 def is_standing() -> bool:
     """Tell whether anything was begun and not finished; it costs nothing to ask."""
     return any(
         group["last_enqueued_collective"] != group["last_completed_collective"]
-        for group in _status().values()
+        for group in _groups()
     )
 
 
-def progress(group: str, after: int) -> Answer:
+def progress(group: str, after: Mapping[str, int]) -> Answer:
     """Return how far this process has come in a group, by torch's name for it.
 
-    Groups that follow one another have one name: only those newer than some number
-    count. Of all groups' collectives the last 2,000 are kept; where none of this
+    Groups that follow one another have one name: only those newer than newest() was
+    before count. Of all groups' collectives the last 2,000 are kept; where none of this
     group's is among them, and some were dropped, how many it made is not known.
     """
-    recorded: list[_Noted] = _recorded().get("entries", [])
-    noted = [
-        entry
-        for entry in recorded
-        if entry.group == group and entry.group_number > after and not entry.is_message
-    ]
-    all_kept = not recorded or recorded[0].record == 0
+    noted: list[_Noted] = []
+    all_kept = True
+    for name in _recorders():
+        recorded: list[_Noted] = _recorded(name).get("entries", [])
+        noted += [
+            entry
+            for entry in recorded
+            if entry.group == group
+            and entry.group_number > after.get(name, -1)
+            and not entry.is_message
+        ]
+        all_kept = all_kept and (not recorded or recorded[0].record == 0)
     latest = max((entry.group_number for entry in noted), default=None)
     noted = [entry for entry in noted if entry.group_number == latest]
     standing = next((entry for entry in noted if not entry.is_over), None)
@@ -106,18 +112,29 @@ def _main_thread() -> str:
     return ""
 
 
-def _status() -> dict[str, dict[str, str]]:
+def _groups() -> list[dict[str, str]]:
+    """Return how far each group of each recorder is."""
+    return [group for name in _recorders() for group in _status(name).values()]
+
+
+def _status(recorder: str) -> dict[str, dict[str, str]]:
     """Return how far each group is, by its number, without any entry."""
-    status: dict[str, dict[str, str]] = _recorded(includeCollectives=False).get(
-        "pg_status", {}
-    )
+    recorded = _recorded(recorder, includeCollectives=False)
+    status: dict[str, dict[str, str]] = recorded.get("pg_status", {})
     return status
 
 
-def _recorded(**options: bool) -> dict[str, Any]:
-    c10d: Any = import_module("torch._C._distributed_c10d")
-    if not hasattr(c10d, "_dump_fr_trace_json"):
-        return {}
-    text = c10d._dump_fr_trace_json(**options)  # noqa: SLF001 - torch has no public way
+def _recorders() -> list[str]:
+    """Return torch's functions that this build has: gloo's and NCCL's."""
+    names = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
+    return [name for name in names if hasattr(_c10d(), name)]
+
+
+def _recorded(recorder: str, **options: bool) -> dict[str, Any]:
+    text = getattr(_c10d(), recorder)(**options)
     recorded: dict[str, Any] = json.loads(text, object_hook=_read)
     return recorded
+
+
+def _c10d() -> Any:  # noqa: ANN401 - a module without types
+    return import_module("torch._C._distributed_c10d")

@@ -19,7 +19,7 @@ from gpumap.runtime.ddp_options import DDPOptions
 from gpumap.runtime.local_setup import LocalSetup, SessionOptions
 from gpumap.runtime.session import Session, life_of
 
-__all__ = ["ddp_session"]
+__all__ = ["ddp_session", "import_what_ddp_needs"]
 
 _DECIDED_HERE = (
     "module",
@@ -105,8 +105,15 @@ def ddp_session(
             lambda opened: _wrap(model, ddp, opened),
             check=lambda setup: _check(model, ddp, setup),
             let_go=_let_go,
+            meanwhile=import_what_ddp_needs,
         )
     )
+
+
+def import_what_ddp_needs() -> None:
+    """Import what the first DDP of a process would import, which takes a second."""
+    with without_collection():
+        import_module("torch._dynamo")
 
 
 def _check(model: object, ddp: DDPOptions, setup: LocalSetup) -> Likeness:
@@ -146,8 +153,7 @@ def _wrap(
 ) -> DistributedDataParallel:
     device = session.device
     on_cpu = device.type == "cpu"
-    with without_collection():
-        import_module("torch._dynamo")  # a second and more; DDP imports it in any case
+    import_what_ddp_needs()
     return DistributedDataParallel(
         model.to(device), device_ids=None if on_cpu else [device.index], **ddp
     )

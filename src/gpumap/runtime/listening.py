@@ -34,6 +34,11 @@ _MOST_CONNECTIONS = 3
 class Watched(Protocol):
     """The process group, as far as a listener needs it."""
 
+    @property
+    def late_after(self) -> float | None:
+        """After how many seconds a collective is late that torch does not end."""
+        ...
+
     def doing(self) -> Answer:
         """Return what this rank is doing."""
         ...
@@ -60,8 +65,13 @@ class Listener:
         connect: Callable[[], Peers],
         neighbours: Iterable[Member],
         group: Watched,
+        *,
+        on_lost: Callable[[], object],
     ) -> None:
         """Begin to listen, on a connection of its own.
+
+        on_lost is called where the store does not answer, and torch notices nothing by
+        itself.
 
         Raises:
             StoreLostError: The store does not answer.
@@ -69,6 +79,7 @@ class Listener:
         self._connect = connect
         self._peers = connect()
         self._group = group
+        self._on_lost = on_lost
         self._entries: dict[str, Entry] = {}
         self._news = threading.Condition()
         self._next = 1
@@ -102,6 +113,14 @@ class Listener:
         with suppress(OSError):
             os.write(self._waker, b"\0")
 
+    def lose(self, why: StoreLostError) -> None:
+        """Note that the store does not answer."""
+        with self._news:
+            self.lost = why
+            self._news.notify_all()
+        if self._group.late_after is not None and not (self.at_end or self.has_failed):
+            self._on_lost()
+
     def stop(self) -> None:
         """End the thread and its connection."""
         self._stopping = True
@@ -134,9 +153,7 @@ class Listener:
                 self._peers = self._connect()
             except StoreLostError:
                 break
-        with self._news:
-            self.lost = lost
-            self._news.notify_all()
+        self.lose(lost)
 
     def _listen_once(self) -> None:
         looks = "end" in self._entries and "outcome" not in self._entries

@@ -132,6 +132,7 @@ class LocalSetup:
         device: The torch device to use; the CPU in a rehearsal.
         backend: What a process group on the placement's device uses.
         rehearsal: The machine pretended, if one is.
+        can_share: Whether the backend lets two ranks use one device.
     """
 
     pool: Pool
@@ -139,6 +140,7 @@ class LocalSetup:
     device: torch.device
     backend: str
     rehearsal: str | None
+    can_share: bool
 
     @property
     def node(self) -> Node:
@@ -149,11 +151,6 @@ class LocalSetup:
     def launch(self) -> Launch:
         """Who this rank is."""
         return self.placement.launch
-
-    @property
-    def can_share(self) -> bool:
-        """Whether the backend lets two ranks use one device."""
-        return can_share(self.backend)
 
     @property
     def backend_in_use(self) -> str:
@@ -183,7 +180,7 @@ def prepare(options: SessionOptions, launch: Launch) -> LocalSetup:
     backend = options.backend or default_backend(
         placement.device.kind, rehearsed=rehearsal is not None
     )
-    pool.refuse_conflicts(launch, backend)
+    pool.refuse_conflicts(launch, backend, options.environ)
     if (launch.local_rank or 0) == 0:
         if idle := pool.idle(launch):
             level = logging.INFO if policy.gpus is None else logging.WARNING
@@ -203,7 +200,8 @@ def prepare(options: SessionOptions, launch: Launch) -> LocalSetup:
     if device.type != "cpu":
         # Before anything else, so that no later step opens a context on device 0.
         torch.accelerator.set_device_index(device.index)
-    return LocalSetup(pool, placement, device, backend, rehearsal)
+    shares = can_share(backend, options.environ)
+    return LocalSetup(pool, placement, device, backend, rehearsal, shares)
 
 
 def launch_of_group(options: SessionOptions) -> Launch:
@@ -264,7 +262,14 @@ def _node(options: SessionOptions, launch: Launch) -> Node:
         )
     if options.node is not None:
         return options.node
-    return detect_node(options.device, options.environ, launch)
+    node = detect_node(options.device, options.environ, launch)
+    if options.device == "auto" and any(d.kind == "mps" for d in node.devices):
+        log.warning(
+            "%s trains on the CPU: no backend of torch's process groups serves mps.",
+            node.hostname,
+        )
+        return detect_node("cpu", options.environ, launch)
+    return node
 
 
 def _refuse_few_files(launch: Launch, environ: Mapping[str, str]) -> None:
@@ -302,6 +307,13 @@ def default_backend(kind: str, *, rehearsed: bool) -> str:
     Raises:
         DeviceError: There is none.
     """
+    if kind == "mps":
+        # torch names gloo, which serves the CPU and CUDA only.
+        raise DeviceError(
+            "no backend of torch's process groups serves mps devices.",
+            f"torch {torch.__version__}.",
+            'Write device="cpu", or device="auto", which is the CPU on a Mac.',
+        )
     try:
         return str(dist.get_default_backend_for_device(kind))
     except (ValueError, RuntimeError):  # one it cannot use, one it does not know

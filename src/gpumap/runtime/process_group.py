@@ -2,34 +2,42 @@
 
 import logging
 import os
-import socket
 import sys
+import threading
 import time
-from collections.abc import Callable, Generator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
 from datetime import timedelta
 from importlib import import_module
 from types import TracebackType
-from typing import TypeAlias
+from typing import Any, NoReturn, TypeAlias
 from weakref import WeakSet
 
+import torch
 import torch.distributed as dist
-from torch.distributed.constants import default_pg_timeout
+from torch.distributed.constants import default_pg_nccl_timeout, default_pg_timeout
 
 from gpumap.errors import SessionError
-from gpumap.mapping.launch import LOOPBACK, Launch
 from gpumap.notes import note
 from gpumap.rendezvous.failures import Answer
-from gpumap.rendezvous.gloo_sockets import GlooConnections, own_address_at
-from gpumap.rendezvous.interfaces import interface_of, names_itself_loopback
+from gpumap.rendezvous.gloo_sockets import GlooConnections
 from gpumap.rendezvous.messages import described, first_line
 from gpumap.rendezvous.rendezvous import Rendezvous
-from gpumap.runtime.collectives import newest, progress
+from gpumap.runtime.collectives import begun, is_standing, newest, progress
+from gpumap.runtime.communicators import InTime, abort_all
 from gpumap.runtime.forks import outlive
+from gpumap.runtime.group_environment import group_environment
 from gpumap.runtime.local_setup import LocalSetup, SessionOptions
-from gpumap.time_limits import INIT_RETURNS, LOOK_AT_INIT
+from gpumap.runtime.sigterm import place_of_main_thread
+from gpumap.time_limits import (
+    ABORT_RETURNS,
+    DESTROY_RETURNS,
+    INIT_RETURNS,
+    LOOK_AT_INIT,
+    TORCH_LATER,
+)
 
-__all__ = ["ProcessGroup", "refuse_a_dead_group"]
+__all__ = ["ProcessGroup", "list_all_ranks", "refuse_a_dead_group"]
 
 # Its functions have `group=group.WORLD` as a default, worked out when it is imported.
 # The first DDP imports it (through torch._dynamo): from then on the defaults hold the
@@ -48,6 +56,9 @@ class ProcessGroup:
     """torch's default process group, from init to destroy or abort.
 
     One that exists already, and is the user's, is only looked at.
+
+    Attributes:
+        leaving: Set once the main thread is on its way out of the block.
     """
 
     def __init__(
@@ -60,17 +71,26 @@ class ProcessGroup:
         self._adopted = dist.is_initialized()
         self._group = dist.group.WORLD
         self._name = _name_of(self._group)
-        self._before = -1
+        self._before: Mapping[str, int] = {}
         self._formed = self._adopted
         self._backend = setup.backend_in_use
+        of_torch = default_pg_nccl_timeout if "nccl" in self._backend else None
+        timeout = options.group_timeout or of_torch or default_pg_timeout
+        self._seconds = timeout.total_seconds()
+        self._splits = any(name in self._backend for name in _SPLITS)
         self._connections = GlooConnections(everything=self._adopted)
         self._variables = ExitStack()
-        self._forming = False
+        self._abort = InTime("abort", abort_all)
+        self._forming, self._forms_since = False, 0.0
+        self._stands_in, self._stands_since = -1, 0.0
+        self.leaving = threading.Event()
         self._hook: _Hook = sys.excepthook
         self._installed: _Hook = sys.excepthook
 
-    def form(self) -> None:
+    def form(self, meanwhile: Callable[[], None]) -> None:
         """Initialise the group on a store whose ranks have all answered.
+
+        NCCL takes seconds for it, without Python: meanwhile is called in a thread.
 
         Raises:
             SessionError: It did not form within start_timeout.
@@ -78,23 +98,29 @@ class ProcessGroup:
         if self._adopted:
             return
         setup, options = self._setup, self._options
-        launch, on_cpu = setup.launch, setup.device.type == "cpu"
-        # Meeting the others has its own bound; the group's is for what comes after.
-        meeting = timedelta(seconds=options.start_seconds)
-        self._forming = True
+        launch = setup.launch
+        # gloo's meeting of the others has its own bound; the group's is for what comes
+        # after, when torch's watchdog of NCCL is left the last word.
+        seconds = options.start_seconds
+        if self.late_after is not None:
+            seconds = self.late_after + TORCH_LATER
+        self._forming, self._forms_since = True, time.monotonic()
         self._before = newest()
+        beside = threading.Thread(target=_quietly, args=(meanwhile,), daemon=True)
+        if self._backend != "gloo":
+            beside.start()
         try:
-            self._variables.enter_context(_gloo_in_reach(launch, self._rendezvous))
+            self._variables.enter_context(group_environment(launch, self._rendezvous))
             dist.init_process_group(
                 self._backend,
-                timeout=meeting if self._backend == "gloo" else options.group_timeout,
+                timeout=timedelta(seconds=seconds),
                 store=dist.PrefixStore("group", self._rendezvous.store),
                 rank=launch.rank,
                 world_size=launch.world_size,
-                device_id=None if on_cpu else setup.device,
+                device_id=setup.device if self._splits else None,
             )
             if self._backend == "gloo":
-                later = options.group_timeout or default_pg_timeout
+                later = timedelta(seconds=self._seconds)
                 dist.distributed_c10d._set_pg_timeout(later)  # noqa: SLF001 - torch has no public way
         except (dist.DistError, RuntimeError) as error:
             raise SessionError(
@@ -105,13 +131,46 @@ class ProcessGroup:
                 "reached from here.",
             ) from error
         finally:
+            if self._backend != "gloo":
+                beside.join()
             self._forming = False
             self._installed = sys.excepthook
         self._formed = True
         if group := dist.group.WORLD:
+            if self._splits:
+                list_all_ranks(group, setup.device)
             self._group = group
             self._name = _name_of(group)
             _made.add(group)
+
+    @property
+    def late_after(self) -> float | None:
+        """After how many seconds a collective is late that torch does not end.
+
+        gloo's raise an error then; NCCL's watchdog ends the process, which says nothing
+        to the others.
+        """
+        if self._adopted or self._backend == "gloo":
+            return None
+        return self._seconds
+
+    def is_late(self) -> bool:
+        """Tell whether the group takes too long to form, or a collective does.
+
+        It is asked now and then: a collective counts from the first time it is seen.
+        """
+        now = time.monotonic()
+        if self.late_after is None:
+            return False
+        if self._forming:
+            return now - self._forms_since > self._options.start_seconds
+        if not is_standing() or self._stands_in != begun():
+            self._stands_in, self._stands_since = begun(), now
+        # Groups of the user's may have longer time-outs: the session's own counts.
+        return (
+            now - self._stands_since > self.late_after
+            and self.doing().stands_in is not None
+        )
 
     def doing(self) -> Answer:
         """Return what this rank is doing."""
@@ -119,30 +178,58 @@ class ProcessGroup:
 
     def intact(self) -> bool:
         """Tell whether this rank is connected to all others, as far as is known."""
-        return self._formed and self._connections.intact(_peers())
+        return (
+            self._formed
+            and not self._abort.has_begun
+            and self._connections.intact(_peers())
+        )
+
+    def synchronize(self) -> None:
+        """Wait for what this rank's device still does.
+
+        Raises:
+            RuntimeError: A kernel has failed.
+        """
+        if self._setup.device.type != "cpu":
+            torch.accelerator.synchronize(self._setup.device)
 
     def release(self) -> None:
         """Let the main thread out of a collective that another rank will not join.
 
         Where it stays in torch's init, which can wait without end for a rank that died
-        while it connected, the process is ended.
+        while it connected, or in another library for as long as a collective may take,
+        the process is ended.
         """
         if self._adopted:
             return
         self._connections.shut_down()
-        if not self._forming:
+        if self._forming:
+            self._rendezvous.cut()
+            self._end_if_init_stays()
             return
-        self._rendezvous.cut()
+        self.begin_abort()
+        threading.Thread(
+            target=self._end_if_held, name="gpumap: last words", daemon=True
+        ).start()
+
+    def begin_abort(self) -> None:
+        """Begin to end communicators that would wait for the others'."""
+        if self._formed and not self._adopted and self._backend != "gloo":
+            self._abort.begin()
+
+    def _end_if_init_stays(self) -> None:
         deadline = time.monotonic() + min(self._options.start_seconds, INIT_RETURNS)
         while self._forming:
             if time.monotonic() > deadline:
-                sys.stderr.write(
-                    f"gpumap: pid {os.getpid()} ends, since another rank failed and "
-                    "torch's init_process_group does not return.\n"
-                )
-                sys.stderr.flush()
-                os._exit(1)
+                _end("torch's init_process_group does not return")
             time.sleep(LOOK_AT_INIT)
+
+    def _end_if_held(self) -> None:
+        """End the process if one call of a library holds the main thread."""
+        before = place_of_main_thread()
+        seconds = self._seconds
+        if not self.leaving.wait(seconds) and before == place_of_main_thread():
+            _end(f"a library has held its main thread for {seconds:g} s")
 
     def destroy(self) -> None:
         """End the group after all ranks have finished.
@@ -160,7 +247,10 @@ class ProcessGroup:
             self._restore()
             return
         try:
-            dist.destroy_process_group()
+            if self._backend == "gloo":
+                dist.destroy_process_group()
+            else:
+                InTime("destroy", dist.destroy_process_group).wait(DESTROY_RETURNS)
         except Exception as error:
             raise SessionError(
                 f"the {self._backend} process group could not be ended.",
@@ -174,7 +264,8 @@ class ProcessGroup:
         """End the group without waiting for ranks that may never answer.
 
         gloo's connections are ended first, whoever still refers to the group, so that
-        the others notice. NCCL's destroy waits for its peers, and its abort does not.
+        the others notice. NCCL's abort waits for that of its peers, and is not waited
+        for longer than a few seconds.
         """
         if self._adopted:
             return
@@ -185,6 +276,7 @@ class ProcessGroup:
             if self._backend == "gloo":
                 dist.destroy_process_group()
             else:
+                self._abort.wait(ABORT_RETURNS)
                 dist.distributed_c10d._abort_process_group()  # noqa: SLF001 - torch has no public way
         except Exception as failure:  # noqa: BLE001 - must not hide the user's error
             note(error, f"gpumap: the process group did not end: {described(failure)}")
@@ -194,8 +286,11 @@ class ProcessGroup:
     def _restore(self) -> None:
         if self._group is not None and dist.group.WORLD is self._group:
             _dead.append(self._group)
+            # Its end, when Python ends, would wait for its peers as well.
+            _keep_all()
         # Whoever refers to the group keeps its threads and sockets.
         self._group = None
+        self.leaving.set()
         self._variables.close()
         if sys.excepthook is self._installed:
             sys.excepthook = self._hook
@@ -229,44 +324,46 @@ def _peers() -> list[int]:
     return [group.size() - 1 for group, (backend, _) in groups if "gloo" in backend]
 
 
-def _outlive_in_a_child() -> None:
-    """Keep a parent's groups alive in a forked child, where they have no threads."""
+# torch makes new groups, and a DeviceMesh's, of a group that is bound to a device by
+# splitting it, which the other backends fail at. Source: torch 2.13,
+# distributed_c10d.py, split_group and perform_nocolor_split.
+_SPLITS = ("nccl", "xccl")
+
+
+def list_all_ranks(group: dist.ProcessGroup, device: torch.device) -> None:
+    """Write down in a default group that is bound to a device which ranks it has.
+
+    torch does so in the first one of a process only; a DeviceMesh that splits a later
+    one then ends in a segmentation fault (torch 2.13).
+    """
+    backend: Any = group._get_backend(device)  # noqa: SLF001 - torch has no public way
+    options = getattr(backend, "options", None)
+    if options is not None and hasattr(options, "global_ranks_in_group"):
+        options.global_ranks_in_group = list(range(group.size()))
+
+
+def _quietly(call: Callable[[], None]) -> None:
+    """Call in advance what is called again, where an error of its own is raised."""
+    with suppress(Exception):
+        call()
+
+
+def _end(why: str) -> NoReturn:
+    """End a process whose main thread cannot."""
+    sys.stderr.write(
+        f"gpumap: pid {os.getpid()} ends, since another rank failed and {why}.\n"
+    )
+    sys.stderr.flush()
+    os._exit(1)
+
+
+def _keep_all() -> None:
+    """Keep all groups alive beyond the end of Python.
+
+    In a forked child too: there a parent's groups have no threads.
+    """
     for group in {*dist.distributed_c10d._world.pg_map, *_made}:  # noqa: SLF001 - torch has no public way
         outlive(group)
 
 
-os.register_at_fork(after_in_child=_outlive_in_a_child)
-
-
-@contextmanager
-def _gloo_in_reach(
-    launch: Launch, rendezvous: Rendezvous
-) -> Generator[None, None, None]:
-    """Have gloo's own sockets where the other ranks come, and nowhere else.
-
-    gloo listens where the host's name points to, unless this variable names an
-    interface; torch has no argument for it. While all ranks are here that is loopback;
-    while they are not, and the name points to loopback, it is the interface by which
-    this rank and the store reached each other. It stays for the session, for groups
-    that the user makes there; the user's own setting stays as it is.
-    """
-    variable = "GLOO_SOCKET_IFNAME"
-    name = None if os.environ.get(variable) else _gloos_interface(launch, rendezvous)
-    if name is None:
-        yield
-        return
-    os.environ[variable] = name
-    try:
-        yield
-    finally:
-        os.environ.pop(variable, None)
-
-
-def _gloos_interface(launch: Launch, rendezvous: Rendezvous) -> str | None:
-    alone = launch.master_addr in LOOPBACK and not launch.several_nodes
-    if launch.one_node or alone:
-        names = {name for _, name in socket.if_nameindex()}
-        return next(iter(names & {"lo", "lo0"}), None)
-    if rendezvous.address is None or not names_itself_loopback():
-        return None
-    return interface_of(own_address_at(rendezvous.address[1]))
+os.register_at_fork(after_in_child=_keep_all)

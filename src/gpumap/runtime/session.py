@@ -20,6 +20,7 @@ from gpumap.rendezvous.model_digest import Likeness
 from gpumap.rendezvous.store_client import StoreLostError
 from gpumap.runtime.alone import alone
 from gpumap.runtime.block import Block
+from gpumap.runtime.contexts import Contexts
 from gpumap.runtime.local_setup import (
     LocalSetup,
     SessionOptions,
@@ -126,11 +127,13 @@ def life_of(
     *,
     check: Callable[[LocalSetup], Likeness] = lambda _: Likeness(),
     let_go: Callable[[T], None] = lambda _: None,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> Generator[T, None, None]:
     """Open a session, yield what wrap makes of it, and close it, whatever happens.
 
     check says what all ranks' models must be like, and may refuse to start; let_go
-    takes from what was yielded what keeps the process group alive.
+    takes from what was yielded what keeps the process group alive; meanwhile is called
+    in a thread while the communicator forms, where that takes long.
     """
     with Sigterm(options.start_seconds) as sigterm, ExitStack() as stack:
         options.check_types()
@@ -145,19 +148,22 @@ def life_of(
             refuse_without_a_rank(launch, options.environ)
         started = start_up(options, launch, check, adopted=adopted)
         _log_start(started.setup)
+        contexts = Contexts(launch.rank, started.setup.device)
         if launch.world_size == 1:
             stack.enter_context(alone(started.me))
         group = ProcessGroup(started.setup, options, started.rendezvous)
         ending = _ending(options, started, group)
         sigterm.last_words = lambda: ending.last_words(Terminated())
         try:
-            group.form()
+            group.form(meanwhile)
             _current.append(_session(started))
             value = wrap(_current[-1])
             try:
                 yield value
             finally:
                 let_go(value)
+            contexts.look_again()
+            group.synchronize()
             ending.meet()
             group.destroy()
             ending.part()

@@ -1,10 +1,11 @@
 """Closing a session: together after success, else told which rank failed first."""
 
 import logging
+import threading
 import time
-from collections.abc import Iterable
-from contextlib import suppress
-from itertools import islice
+from contextlib import closing, suppress
+
+import torch.distributed as dist
 
 from gpumap.errors import RollCallError, SessionError
 from gpumap.notes import note
@@ -12,20 +13,19 @@ from gpumap.rendezvous import keys
 from gpumap.rendezvous.failures import (
     Answer,
     Fault,
-    gone,
     host_lost,
-    late,
     missing_at_end,
     own,
-    uneven,
-    unheard,
+    too_long,
 )
 from gpumap.rendezvous.journal import Entry, Journal
 from gpumap.rendezvous.members import Member
 from gpumap.rendezvous.messages import Reminder, described
-from gpumap.rendezvous.procfs import is_gone, is_halted
+from gpumap.rendezvous.peers import Peers
+from gpumap.rendezvous.procfs import is_gone
 from gpumap.rendezvous.store_client import StoreLostError
 from gpumap.runtime.block import at_exit
+from gpumap.runtime.diagnosis import Diagnosis
 from gpumap.runtime.listening import Listener
 from gpumap.runtime.local_setup import SessionOptions
 from gpumap.runtime.process_group import ProcessGroup
@@ -37,14 +37,12 @@ from gpumap.time_limits import (
     HOST_STAYS,
     HOST_STAYS_AT_EXIT,
     LOOK_AFTER_OTHERS,
-    OUTCOME,
+    LOOK_FOR_LATE,
 )
 
 __all__ = ["Alone", "Shutdown"]
 
 log = logging.getLogger(__name__)
-
-_MOST_NAMED = 20
 
 
 class Alone:
@@ -99,8 +97,16 @@ class Shutdown:
         self._journal = Journal(self._peers.store)
         self._told: SessionError | None = None
         self._listener = Listener(
-            lambda: started.peers(DOING), started.neighbours, group
+            lambda: started.peers(DOING),
+            started.neighbours,
+            group,
+            on_lost=self._leave_collectives,
         )
+        self._diagnosis = self._diagnosis_by(self._peers)
+        if group.late_after is not None:
+            threading.Thread(
+                target=self._look_for_late, name="gpumap: lookout", daemon=True
+            ).start()
 
     def meet(self) -> None:
         """Return once every rank has come to the end of its body.
@@ -151,10 +157,13 @@ class Shutdown:
         if error is self._told:
             return error
         self._listener.has_failed = True
+        self._group.leaving.set()
         note(error, f"gpumap: raised on {self._described(self._me)}")
-        suffers = isinstance(error, RuntimeError | SessionError) and (
-            not self._group.intact()
+        suffers = isinstance(error, dist.DistBackendError) or (
+            isinstance(error, RuntimeError | SessionError) and not self._group.intact()
         )
+        if not suffers:
+            self._group.begin_abort()
         fault = self._first_fault(error, suffers=suffers)
         if suffers and fault != own(self._me, error):
             had = f"{self._described(self._me)}, had {described(error).splitlines()[0]}"
@@ -162,6 +171,35 @@ class Shutdown:
         if self._me.rank not in fault.ranks:
             note(error, f"gpumap: {fault.text}")
         return error
+
+    def _leave_collectives(self) -> None:
+        """Leave the group: nobody could tell of a rank that is missing there."""
+        log.error("the session ends: %s.", self._lost().text)
+        self._group.release()
+
+    def _look_for_late(self) -> None:
+        """Look now and then, which asks nobody, whether this rank waits too long."""
+        pause = min(LOOK_FOR_LATE, (self._group.late_after or LOOK_FOR_LATE) / 4)
+        while not self._group.leaving.wait(pause):
+            if self._group.is_late():
+                self._tell_who_is_late()
+                return
+
+    def _tell_who_is_late(self) -> None:
+        try:
+            peers = self._started.peers(DOING)
+            with closing(peers.store):
+                fault = self._diagnosis_by(peers).first_fault()
+                if fault is None:
+                    doing = self._group.doing()
+                    fault = too_long(self._me, doing)
+                entry = Entry(kind="outcome", member=self._me, fault=fault)
+                Journal(peers.store).append(entry)
+        except StoreLostError as error:
+            self._listener.lose(error)
+
+    def _diagnosis_by(self, peers: Peers) -> Diagnosis:
+        return Diagnosis(peers, self._neighbours, self._listener, self._group)
 
     def last_words(self, error: BaseException) -> None:
         """Tell the others of an error from another thread than the main one."""
@@ -228,8 +266,8 @@ class Shutdown:
                     left,
                 )
         awaited = self._awaited()
-        self._ask_all()
-        answers = [self._answer_of(member.rank) for member in awaited]
+        self._diagnosis.ask_all()
+        answers = [self._diagnosis.answer_of(member.rank) for member in awaited]
         fault = missing_at_end(
             list(zip(awaited, answers, strict=True)), self._me, self._end_seconds
         )
@@ -251,8 +289,9 @@ class Shutdown:
         mine = own(self._me, error)
         kind = "closed" if self._listener.wait_for("outcome", 0) else "outcome"
         try:
-            fault = self._diagnosis(mine) if suffers else mine
-            held = self._journal.append(Entry(kind=kind, member=self._me, fault=fault))
+            fault = (self._diagnosis.first_fault() if suffers else None) or mine
+            entry = Entry(kind=kind, member=self._me, fault=fault)
+            held = self._journal.append(entry) if suffers else self._tell(entry)
         except (StoreLostError, RollCallError) as failure:
             # Its host leaves once all have heard: so has this rank, in another thread.
             if known := self._known_fault():
@@ -262,60 +301,23 @@ class Shutdown:
             return lost if suffers else mine
         return held.fault or fault
 
-    def _diagnosis(self, mine: Fault) -> Fault:
-        """Find out which rank made this one fail; this one itself, where none did."""
-        dead = [member for member in self._neighbours if _is_gone(member)]
-        if dead:
-            return gone(dead[0])
-        mine_to_find = self._ask_all() == self._me
-        if known := self._known_fault(0 if mine_to_find else OUTCOME):
-            return known
-        silent = self._members(self._peers.without(keys.answer))
-        if silent:
-            return unheard(sorted(silent, key=lambda m: not _is_halted(m)))
-        return self._slowest() or mine
+    def _tell(self, entry: Entry) -> Entry:
+        """Append to the journal, on a connection that does not wait long for the store.
 
-    def _slowest(self) -> Fault | None:
-        """Blame the ranks that had made fewer collectives than this one."""
-        mine = self._group.doing()
-        behind: list[tuple[Member, Answer]] = []
-        for rank in range(self._peers.world_size):
-            answer = self._answer_of(rank)
-            if answer.made is None or mine.made is None:
-                continue
-            if answer.made < mine.made and len(behind) < _MOST_NAMED:
-                behind.append((self._peers.member(rank), answer))
-        for member, answer in behind:
-            if answer.ended:
-                return uneven(member, answer, self._me, mine)
-        return late(behind, self._me, mine) if behind else None
+        A rank's own traceback is not held back where the store's host is stopped.
+        """
+        peers = self._started.peers(DOING)
+        with closing(peers.store):
+            return Journal(peers.store).append(entry)
 
     def _known_fault(self, seconds: float = 0.0) -> Fault | None:
         """Return the first failure, if it is known, or is within some seconds."""
         outcome = self._listener.wait_for("outcome", seconds)
         return None if outcome is None else outcome.fault
 
-    def _ask_all(self) -> Member:
-        """Have all ranks write what they are doing; return who asked first."""
-        inquiry = self._journal.append(Entry(kind="inquiry", member=self._me))
-        if inquiry.member == self._me:
-            self._peers.store.comes(keys.ANSWERED, DOING)
-        return inquiry.member
-
-    def _answer_of(self, rank: int) -> Answer:
-        key = keys.answer(rank)
-        return (
-            self._peers.store.read(key, Answer)
-            if self._peers.store.has(key)
-            else Answer()
-        )
-
     def _awaited(self) -> list[Member]:
         """Return the ranks that have not come to the end, the first of them."""
-        return self._members(self._peers.without(keys.ended))
-
-    def _members(self, ranks: Iterable[int]) -> list[Member]:
-        return [self._peers.member(rank) for rank in islice(ranks, _MOST_NAMED)]
+        return self._diagnosis.members(self._peers.without(keys.ended))
 
     def _lost(self) -> Fault:
         return host_lost(self._started.host, self._started.rendezvous.keeper)
@@ -331,7 +333,3 @@ class Shutdown:
 
 def _is_gone(member: Member) -> bool:
     return is_gone(member.pid, member.pid_space)
-
-
-def _is_halted(member: Member) -> bool:
-    return is_halted(member.pid, member.pid_space)

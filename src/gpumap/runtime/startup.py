@@ -11,6 +11,7 @@ from pathlib import Path
 from gpumap.detect.rehearsal import names_a_file
 from gpumap.detect.slurm import at_a_terminal
 from gpumap.errors import RollCallError
+from gpumap.mapping.devices import Device
 from gpumap.mapping.identity import Identity, identity_of
 from gpumap.mapping.launch import Launch
 from gpumap.notes import note
@@ -225,7 +226,7 @@ def _hint(setup: LocalSetup) -> str:
 
 def _identity(setup: LocalSetup) -> Identity | None:
     """Return what tells this rank's device from all others, if anything does."""
-    launch, device = setup.launch, setup.placement.device
+    launch, device = setup.launch, _without_shared_names(setup)
     host, view = boot_id(), file_space()
     if setup.rehearsal:
         # One description may stand for several pretended nodes.
@@ -238,6 +239,20 @@ def _identity(setup: LocalSetup) -> Identity | None:
     elif launch.devices_bound and device.physical_index is None:
         view = None
     return identity_of(device, host=host, view=view, can_share=setup.can_share)
+
+
+def _without_shared_names(setup: LocalSetup) -> Device:
+    """Return this rank's device without a UUID and a bus that another one has too.
+
+    Partitions of an AMD GPU may repeat its UUID, and are functions of one PCI device,
+    of which torch does not tell the function. Slices by MIG have names of their own.
+    """
+    device = setup.placement.device
+    names = (device.uuid, device.pci_bus_id)
+    alike = [d for d in setup.node.devices if (d.uuid, d.pci_bus_id) == names]
+    if device.mig is not None or alike == [device]:
+        return device
+    return device.model_copy(update={"uuid": None, "pci_bus_id": None})
 
 
 def _call_the_roll(

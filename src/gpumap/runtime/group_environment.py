@@ -1,0 +1,58 @@
+"""What gloo and NCCL read from the environment while a session's groups are made."""
+
+import os
+import socket
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+
+from gpumap.mapping.launch import LOOPBACK, Launch
+from gpumap.rendezvous.gloo_sockets import own_address_at
+from gpumap.rendezvous.interfaces import interface_of, names_itself_loopback
+from gpumap.rendezvous.rendezvous import Rendezvous
+
+__all__ = ["group_environment"]
+
+
+@contextmanager
+def group_environment(
+    launch: Launch, rendezvous: Rendezvous
+) -> Generator[None, None, None]:
+    """Set for a session, and so for groups that the user makes in it, what is not set.
+
+    torch has no arguments for these variables; one that the user has set stays as it
+    is, and the others are unset afterwards.
+    """
+    wanted = {**_interfaces(launch, rendezvous), **_ERRORS}
+    added = {n: value for n, value in wanted.items() if not os.environ.get(n)}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
+
+
+# After a CUDA error, NCCL's watchdog ends the process within 0.1 s, before the rank can
+# tell the others of it. Source: ProcessGroupNCCL.cpp, rethrowCUDAErrors_.
+_ERRORS = {"TORCH_NCCL_RETHROW_CUDA_ERRORS": "0"}
+
+
+def _interfaces(launch: Launch, rendezvous: Rendezvous) -> Mapping[str, str]:
+    """Return where gloo and NCCL are to listen: where the other ranks come from.
+
+    gloo listens where the host's name points to, NCCL on InfiniBand or the first
+    interface that is not loopback, unless these variables name an interface. While all
+    ranks are on this host that is loopback. While they are not, and the host's name
+    points to loopback, gloo's is the interface by which this rank and the store reached
+    each other.
+    """
+    alone = launch.master_addr in LOOPBACK and not launch.several_nodes
+    if launch.one_node or alone:
+        names = {name for _, name in socket.if_nameindex()}
+        name = next(iter(names & {"lo", "lo0"}), None)
+        both = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+        return dict.fromkeys(both, name) if name else {}
+    if rendezvous.address is None or not names_itself_loopback():
+        return {}
+    name = interface_of(own_address_at(rendezvous.address[1]))
+    return {"GLOO_SOCKET_IFNAME": name} if name else {}
