@@ -85,10 +85,43 @@ def test_there_are_cases_for_every_vendor() -> None:
     assert {kind for kind, *_ in CASES} == {"cuda", "rocm", "xpu", "npu"}
 
 
-def test_a_number_that_is_none_is_refused_by_level_zero() -> None:
-    """Its driver would end the process."""
-    with pytest.raises(DeviceError, match="has the entry 'a', which is no number"):
-        visible(of_kind("xpu", "2"), {"ZE_AFFINITY_MASK": "0,a"})
+@pytest.mark.parametrize(
+    ("kind", "environ", "happened", "seen", "hint"),
+    [
+        (
+            "rocm",
+            {"ROCR_VISIBLE_DEVICES": "1", "HIP_VISIBLE_DEVICES": "0,1"},
+            "HIP_VISIBLE_DEVICES='0,1' lists more devices than "
+            "ROCR_VISIBLE_DEVICES='1' leaves.",
+            "HIP's list counts within ROCR's, and torch refuses a longer one.",
+            "Unset one of them, or let HIP's list count from 0 within ROCR's.",
+        ),
+        # Its driver would end the process.
+        (
+            "xpu",
+            {"ZE_AFFINITY_MASK": "0,a"},
+            "ZE_AFFINITY_MASK='0,a' has the entry 'a', which is no number.",
+            "Visible on n1: xpu:0 (GPU-00000000…), xpu:1 (GPU-00000001…).",
+            "Write device numbers (0,1), or with ZE_FLAT_DEVICE_HIERARCHY=COMPOSITE "
+            "card.tile (1.0).",
+        ),
+        (
+            "npu",
+            {"ASCEND_RT_VISIBLE_DEVICES": "1,0,1"},
+            "ASCEND_RT_VISIBLE_DEVICES='1,0,1' does not ascend.",
+            "CANN supports device IDs in ascending order only.",
+            "Write 0,1, and order them with gpus=[…].",
+        ),
+    ],
+    ids=["rocm", "xpu", "npu"],
+)
+def test_a_mask_that_its_vendor_refuses_is_told_what_to_write(
+    kind: str, environ: dict[str, str], happened: str, seen: str, hint: str
+) -> None:
+    """Before the vendor's runtime ends the process, or says less."""
+    with pytest.raises(DeviceError) as caught:
+        visible(of_kind(kind, "2"), environ)
+    assert caught.value.args == (happened, seen, hint)
 
 
 @pytest.mark.parametrize(
