@@ -343,7 +343,21 @@ def test_the_strategy_needs_the_number_of_processes() -> None:
     me = Launch(launcher="torch variables", rank=0, world_size=2, local_rank=0)
     with pytest.raises(LaunchError) as caught:
         place(me, node(4), "linked")
-    assert caught.value.variables == ("LOCAL_WORLD_SIZE",)
+    assert caught.value.args == (
+        'strategy "linked" depends on the number of processes on this node, and the '
+        "launcher does not say it.",
+        "torch variables: rank=0, world_size=2.",
+        "Set LOCAL_WORLD_SIZE for each process, or start with torchrun.",
+        ("LOCAL_WORLD_SIZE",),
+    )
+
+
+def test_of_a_single_process_the_number_is_known() -> None:
+    """One device is chosen, though the launcher does not say that it is one."""
+    alone = Launch(launcher="single process", rank=0, world_size=1)
+    placed = place(alone, linked(3, {(1, 2): NV2}), "linked")
+    assert placed.device.index == 0
+    assert placed.why == "linked: the best-linked 1 of the pool, [local_rank]"
 
 
 def test_a_bound_task_takes_its_own() -> None:

@@ -74,10 +74,43 @@ def test_what_names_no_device_is_an_error(refs: list[DeviceRef], said: str) -> N
     assert caught.value.hint
 
 
-def test_an_index_written_as_a_text_is_told() -> None:
-    """A text is a UUID or a bus ID; the hint has the number."""
-    with pytest.raises(DeviceError, match=r"write gpus=\[2\]"):
-        resolve("2", node(4))
+NAME_LISTED = "Name devices listed above, by index, UUID or PCI bus ID."
+MASK_HIDES = (
+    "A *_VISIBLE_DEVICES mask hides the others and renumbers these from 0: name "
+    "devices listed above, or widen the mask."
+)
+
+
+@pytest.mark.parametrize(
+    ("visible", "first_physical", "refs", "hint"),
+    [
+        (
+            *(0, 0, [2, 3]),
+            "Leave gpus out to run on the CPU, or pretend a machine with "
+            "GPUMAP_REHEARSAL=dgx-a100.",
+        ),
+        (4, 0, [4], NAME_LISTED),
+        (4, 0, ["2"], "An index is a number, not a text: write gpus=[2]."),
+        (4, 0, ["4"], NAME_LISTED),
+        (4, 0, ["2", "GPU-zz"], NAME_LISTED),
+        (2, 2, [7], MASK_HIDES),
+        (2, 2, [2, 7], MASK_HIDES),
+        (2, 2, ["GPU-zz"], MASK_HIDES),
+        (2, 2, [2, "GPU-zz"], MASK_HIDES),
+        (
+            *(2, 2, ["cuda:2", "cuda:3"]),
+            "Those are physical numbers; a *_VISIBLE_DEVICES mask renumbers what it "
+            "leaves visible from 0: write gpus=[0, 1], or UUIDs.",
+        ),
+    ],
+)
+def test_what_was_probably_meant_is_told(
+    visible: int, first_physical: int, refs: list[DeviceRef], hint: str
+) -> None:
+    """A text is a UUID or a bus ID; under a mask, other numbers are physical ones."""
+    with pytest.raises(DeviceError) as caught:
+        resolve_all(refs, node(visible, first_physical=first_physical))
+    assert caught.value.hint == hint
 
 
 @pytest.mark.parametrize("ref", ["xpu:2", "cuda:4", "cuda:", "cuda:-1", "cuda:x"])

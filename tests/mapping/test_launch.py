@@ -160,12 +160,15 @@ def test_what_is_missing_to_meet_is_named_at_once(
     assert caught.value.seen == (
         f"mine: master_addr=None, master_port={fields.get('master_port')}."
     )
-    assert caught.value.hint.startswith(f"Set {' and '.join(missing)} to the same")
+    assert caught.value.hint == (
+        f"Set {' and '.join(missing)} to the same value on every rank: rank 0's host, "
+        "and a port free there, for instance 29500. torchrun sets them."
+    )
     assert caught.value.variables == missing
 
 
 def test_a_command_may_hold_braces_of_its_own() -> None:
-    """As a shell writes a variable."""
+    """As a shell writes a variable; nodes that are not counted are taken for one."""
     me = Launch(
         launcher="mine",
         rank=0,
@@ -174,3 +177,4 @@ def test_a_command_may_hold_braces_of_its_own() -> None:
         start_command="x ${A} {n} {total}",
     )
     assert me.command(2) == "x ${A} 2 6"
+    assert me.model_copy(update={"num_nodes": None}).command(2) == "x ${A} 2 2"

@@ -1,6 +1,7 @@
 """Where one rank trains."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -40,6 +41,7 @@ def test_one_machine_explicit_ids() -> None:
 def test_without_a_word_the_local_rank_is_the_index() -> None:
     """As torchrun has it."""
     assert indices(node(4), 4, None) == [0, 1, 2, 3]
+    assert place(launch(0, 1), node(1)).why == "local_rank: pool[local_rank]"
 
 
 def test_rank_modulo_count() -> None:
@@ -87,6 +89,27 @@ def test_a_users_own_function_maps() -> None:
     by_uuid = place(launch(0, 1), node(4), lambda _, here: here.devices[2])
     assert by_uuid.device.index == 2
 
+    def always(index: int, _me: Launch, _here: Node) -> int:
+        return index
+
+    assert place(launch(0, 1), node(4), partial(always, 3)).strategy == "partial"
+
+
+@pytest.mark.parametrize(
+    ("fields", "index"),
+    [
+        ({"index": 3, "uuid": "GPU-a100n1", "free_memory": 5}, 1),
+        ({"index": 2, "free_memory": 5}, 2),
+    ],
+)
+def test_a_function_may_return_a_device_that_was_read_at_another_time(
+    fields: dict[str, object], index: int
+) -> None:
+    """By its UUID it is the node's own; by its index where it has none."""
+    other = Device.model_validate({"kind": "cuda", **fields})
+    placed = place(launch(0, 1), node(4), lambda *_: other)
+    assert placed.device == node(4).devices[index]
+
 
 def test_a_function_stays_within_gpus() -> None:
     """The cards of a shared server that are not this job's are never taken."""
@@ -98,6 +121,7 @@ def test_a_function_stays_within_gpus() -> None:
         "The pool on n1 is cuda:2 (GPU-a200n1…), cuda:3 (GPU-a300n1…).\n"
         "Return one of these, or add it to gpus=[…]."
     )
+    assert caught.value.ranks == (0,)
 
 
 def test_a_different_list_on_each_node() -> None:
@@ -229,8 +253,11 @@ def test_a_function_whose_next_finds_nothing_does_not_end_a_loop() -> None:
     ranks = plan([node(8)], [8], strategy=finds_nothing)
     with pytest.raises(PlacementError) as caught:
         list(ranks)
-    assert caught.value.happened == (
-        "finds_nothing raised StopIteration for rank 3 (node_rank 0, local_rank 3)."
+    assert caught.value.args == (
+        "finds_nothing raised StopIteration for rank 3 (node_rank 0, local_rank 3).",
+        "A next(…) in it found nothing.",
+        "Give next() a default, or return a value in every case.",
+        (),
     )
     with pytest.raises(PlacementError, match="raised StopIteration for cuda:0"):
         place(launch(0, 1), node(4), scores=lambda _: next(iter([])))

@@ -89,9 +89,7 @@ def _rows(lines: Sequence[str]) -> dict[int, list[str]]:
 def _is_row(line: str) -> bool:
     words = line.split()
     return (
-        len(words) > 1
-        and _GPU.fullmatch(words[0]) is not None
-        and _is_link(words[1])
+        len(words) > 1 and _GPU.fullmatch(words[0]) is not None and _is_link(words[1])
     )
 
 
