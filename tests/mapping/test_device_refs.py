@@ -49,32 +49,58 @@ def test_physical_numbers_under_a_mask_are_recognised() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("refs", "said"),
-    [
-        ([4], "there is no device 4 on n1."),
-        ([0, 7, 9], "there is no device 7, 9 on n1."),
-        ([-1], "-1 is not a device index."),
-        ([1.0], "1.0 is not a device."),
-        ([True], "True is not a device."),
-        ([None], "None is not a device."),
-        ([""], "an empty text is not a device."),
-        ([[2, 3]], "[2, 3] stands where one device belongs."),
-        (["GPU-a"], "'GPU-a' names 4 devices on n1."),
-        (["GPU-zz"], "there is no device 'GPU-zz' on n1."),
-        (["ff:00.0"], "there is no device 'ff:00.0' on n1."),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
+NAME_LISTED = "Name devices listed above, by index, UUID or PCI bus ID."
+ALL = (
+    "cuda:0 (GPU-a000n1…), cuda:1 (GPU-a100n1…), cuda:2 (GPU-a200n1…), "
+    "cuda:3 (GPU-a300n1…)."
 )
-def test_what_names_no_device_is_an_error(refs: list[DeviceRef], said: str) -> None:
+GOOD = 'Write an index (2), a UUID ("GPU-5c3…") or a PCI bus ID ("0000:3b:00.0").'
+
+
+@pytest.mark.parametrize(
+    ("refs", "said", "seen", "hint"),
+    [
+        (
+            [0, 7, 9],
+            "there is no device 7, 9 on n1.",
+            f"Visible on n1: {ALL}",
+            NAME_LISTED,
+        ),
+        (
+            ["GPU-zz"],
+            "there is no device 'GPU-zz' on n1.",
+            f"Visible on n1: {ALL}",
+            NAME_LISTED,
+        ),
+        (
+            ["ff:00.0"],
+            "there is no device 'ff:00.0' on n1.",
+            f"Visible on n1: {ALL}",
+            NAME_LISTED,
+        ),
+        (
+            ["GPU-a"],
+            "'GPU-a' names 4 devices on n1.",
+            f"It fits {ALL}",
+            "Write more of the UUID.",
+        ),
+        ([-1], "-1 is not a device index.", "Indices count from 0.", GOOD),
+        ([1.0], "1.0 is not a device.", "It is a float.", GOOD),
+        ([True], "True is not a device.", "It is a bool.", GOOD),
+        ([None], "None is not a device.", "It is a NoneType.", GOOD),
+        ([" "], "an empty text is not a device.", "Got ' '.", GOOD),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else str(value),
+)
+def test_what_names_no_device_is_an_error(
+    refs: list[DeviceRef], said: str, seen: str, hint: str
+) -> None:
     """All references that fail are named at once."""
     with pytest.raises(DeviceError) as caught:
         resolve_all(refs, node(4))
-    assert caught.value.happened == said
-    assert caught.value.hint
+    assert caught.value.args == (said, seen, hint)
 
 
-NAME_LISTED = "Name devices listed above, by index, UUID or PCI bus ID."
 MASK_HIDES = (
     "A *_VISIBLE_DEVICES mask hides the others and renumbers these from 0: name "
     "devices listed above, or widen the mask."
@@ -122,8 +148,13 @@ def test_a_device_of_torch_that_is_not_there_is_told(ref: str) -> None:
 
 def test_a_list_in_a_list_is_told_the_flat_one() -> None:
     """A list passed where an index belongs is the trap behind set_device([2, 3])."""
-    with pytest.raises(DeviceError, match=r"one flat list, gpus=\[2, 3\]"):
+    with pytest.raises(DeviceError) as caught:
         resolve_all([[2, 3]], node(4))  # type: ignore[list-item]
+    assert caught.value.args == (
+        "[2, 3] stands where one device belongs.",
+        "It is a list of 2.",
+        "A pool is one flat list, gpus=[2, 3]; a strategy returns one device.",
+    )
 
 
 def test_a_whole_uuid_wins_over_being_a_prefix_of_another() -> None:

@@ -36,6 +36,7 @@ def test_a_users_scores_are_asked_once_for_each_device() -> None:
     dealt.warnings(me)
     assert asked == {0: 1, 1: 1, 2: 1, 3: 1}
     assert dealt.scores == {0: 0.0, 1: 1.0, 2: 2.0, 3: 3.0}
+    assert pool(node(4), me).scores == {}
 
 
 def test_idle_devices_and_doubts_are_those_of_the_policy() -> None:
