@@ -138,8 +138,12 @@ def test_a_node_without_a_list_is_an_error() -> None:
     """The lists there are, and the one that is missing, are named."""
     with pytest.raises(PlacementError) as caught:
         place(launch(0, 1, node_rank=2), node(4, "n3"), gpus={"n1": [0], "n2": [1]})
-    assert caught.value.happened == "gpus has no list for node n3 (node_rank 2)."
-    assert caught.value.hint == "Add gpus['n3'] or gpus[2]."
+    assert caught.value.args == (
+        "gpus has no list for node n3 (node_rank 2).",
+        "It has lists for 'n1', 'n2'.",
+        "Add gpus['n3'] or gpus[2].",
+        (),
+    )
 
 
 def test_more_processes_than_devices_is_an_error_on_every_rank() -> None:
