@@ -1,5 +1,7 @@
 """What a user may call a device, and what happens when none is called so."""
 
+from dataclasses import dataclass
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,6 +22,31 @@ from helpers.nodes import MIG, node
 def test_one_device_has_many_names(ref: DeviceRef) -> None:
     """Index, torch's text, UUID in any case, a start of it, bus ID without domain."""
     assert resolve(ref, node(4)).index == 2
+
+
+@dataclass(frozen=True)
+class LikeTorchs:
+    """What a torch.device shows of itself."""
+
+    type: str
+    index: int
+
+    def __str__(self) -> str:
+        """Return it as torch does."""
+        return f"{self.type}:{self.index}"
+
+
+def test_a_device_of_torch_is_taken_for_what_it_says() -> None:
+    """Its kind and its index."""
+    assert resolve(LikeTorchs("cuda", 2), node(4)).index == 2
+    with pytest.raises(DeviceError, match="there is no device 'xpu:2' on n1"):
+        resolve(LikeTorchs("xpu", 2), node(4))
+
+
+def test_a_start_that_two_uuids_have_names_neither() -> None:
+    """Of two cards."""
+    with pytest.raises(DeviceError, match="'GPU-a' names 2 devices on n1"):
+        resolve("GPU-a", node(2))
 
 
 def test_a_slice_is_named_by_its_own_uuid() -> None:
@@ -88,6 +115,7 @@ GOOD = 'Write an index (2), a UUID ("GPU-5c3…") or a PCI bus ID ("0000:3b:00.0
         ([1.0], "1.0 is not a device.", "It is a float.", GOOD),
         ([True], "True is not a device.", "It is a bool.", GOOD),
         ([None], "None is not a device.", "It is a NoneType.", GOOD),
+        ([b"cuda:2"], "b'cuda:2' is not a device.", "It is a bytes.", GOOD),
         ([" "], "an empty text is not a device.", "Got ' '.", GOOD),
     ],
     ids=lambda value: "" if isinstance(value, str) else str(value),
