@@ -41,6 +41,8 @@ LOOK_FOR_LATE, TORCH_LATER = 5.0, 30.0
 # How long the main thread may stay in init_process_group after another rank has failed,
 # and how often that is checked.
 INIT_RETURNS, LOOK_AT_INIT = 10.0, 0.1
+# After how long init_process_group is past its own first steps.
+INIT_IS_UNDER_WAY = 0.1
 # How long NCCL may take to abort, after a failure, and to destroy its communicators,
 # after success: both wait for the peers to do the same.
 ABORT_RETURNS, DESTROY_RETURNS = 3.0, 10.0

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpumap.errors import LaunchError, PlacementError
-from gpumap.mapping.best_links import best_linked, link_speeds
+from gpumap.mapping.best_links import best_linked, link_speeds, ring_link
 from gpumap.mapping.devices import Device, Link, Node
 from gpumap.mapping.launch import Launch
 from gpumap.mapping.pool import place
@@ -115,6 +115,106 @@ KINDS: list[dict[str, Any]] = [
 ]
 
 
+def linked(count: int, kinds: dict[tuple[int, int], dict[str, Any]]) -> Node:
+    """Return so many devices, and the links between some."""
+    return Node(
+        hostname="n1",
+        devices=tuple(Device(kind="cuda", index=i) for i in range(count)),
+        links=tuple(Link(a=a, b=b, **kind) for (a, b), kind in kinds.items()),
+    )
+
+
+NV2: dict[str, Any] = {"nvlinks": 2}
+NV6: dict[str, Any] = {"nvlinks": 6}
+
+
+def test_speeds_are_those_of_nccls_model() -> None:
+    """20 GB/s for each NVLink, 50 for XGMI, 6 across sockets; unknown is 0."""
+    kinds = {(0, 1): NV2, (0, 2): {"xgmi": True}, (3, 1): {"pcie": "SYS"}, (2, 3): {}}
+    assert link_speeds(linked(4, kinds)) == [
+        [0, 40, 50, 0],
+        [40, 0, 0, 6],
+        [50, 0, 0, 0],
+        [0, 6, 0, 0],
+    ]
+
+
+def test_whoever_measured_bandwidths_gives_their_own() -> None:
+    """Where NVLink is slower than PCIe, PCIe is chosen."""
+    n1 = linked(3, {(0, 1): NV2, (1, 2): {"pcie": "PIX"}})
+    mine = {"NVLINK": 1.0, "PIX": 3.0}
+    assert [d.index for d in best_linked(n1, 2)] == [0, 1]
+    assert [d.index for d in best_linked(n1, 2, bandwidths=mine)] == [1, 2]
+    assert ring_link(n1, n1.devices[1:], mine) == (3.0, Link(a=1, b=2, pcie="PIX"))
+
+
+SQUARE = [(0, 1), (1, 2), (2, 3), (0, 3)]
+BOW_TIE = [(0, 1), (1, 2), (0, 2), (2, 3), (3, 4), (2, 4)]
+HEXAGON = [(0, 3), (1, 3), (1, 4), (2, 4), (2, 5), (0, 5)]
+TWO_TRIANGLES = [(0, 1), (1, 2), (0, 2), (3, 4), (4, 5), (3, 5)]
+
+
+@pytest.mark.parametrize(
+    ("fast", "speed"),
+    [
+        ([(0, 1)], 40),
+        ([(0, 1), (1, 2)], 6),
+        ([(0, 1), (1, 2), (0, 2)], 40),
+        (SQUARE, 40),
+        # A path through all, 0-1-2-3-4, but the way back crosses 2 again.
+        (BOW_TIE, 6),
+        ([*BOW_TIE, (0, 4)], 40),
+        (HEXAGON, 40),
+        (HEXAGON[:-1], 6),
+        (TWO_TRIANGLES, 6),
+    ],
+    ids=str,
+)
+def test_a_ring_is_as_fast_as_its_slowest_link(
+    fast: list[tuple[int, int]], speed: float
+) -> None:
+    """Two NVLinks where it can be drawn through all of them, else SYS among them."""
+    count = max(b for _, b in fast) + 1
+    slow: dict[str, Any] = {"pcie": "SYS"}
+    pairs = combinations(range(count), 2)
+    n1 = linked(count, {pair: NV2 if pair in fast else slow for pair in pairs})
+    found, link = ring_link(n1, n1.devices)
+    assert found == speed
+    assert link
+    assert (link.nvlinks > 0) == (speed == 40)
+
+
+def test_a_ring_through_an_unknown_path_has_no_slowest_link() -> None:
+    """Of three devices, one pair is known."""
+    n1 = linked(3, {(0, 1): NV2})
+    assert ring_link(n1, n1.devices) == (0.0, None)
+
+
+NEAR: list[dict[str, Any]] = [
+    {"numa_node": 0},
+    {"cpu_affinity": (0, 1)},
+    {"numa_node": 0, "cpu_affinity": (0, 1)},
+    {"numa_node": 1, "cpu_affinity": (0, 1)},
+]
+
+
+@pytest.mark.parametrize("count", [4, 20])
+@pytest.mark.parametrize(
+    ("kinds", "expected"),
+    [([0, 1], [0, 2]), ([2, 3], [0, 2]), ([0, 2], [0, 1])],
+    ids=["node or CPUs", "two nodes on one list of CPUs", "CPUs of one node"],
+)
+def test_among_equals_the_fewest_numa_nodes_win(
+    count: int, kinds: list[int], expected: list[int]
+) -> None:
+    """Two kinds of places in turn: 0 and 2 are near each other, 0 and 1 perhaps."""
+    devices = tuple(
+        Device(kind="cuda", index=i, **NEAR[kinds[i % 2]]) for i in range(count)
+    )
+    n1 = Node(hostname="n1", devices=devices)
+    assert [device.index for device in best_linked(n1, 2)] == expected
+
+
 def test_beyond_sixteen_devices_a_swap_search_finds_islands() -> None:
     """Twenty devices, five NVLinked islands of four: k=4 is one whole island."""
     links = [
@@ -127,25 +227,97 @@ def test_beyond_sixteen_devices_a_swap_search_finds_islands() -> None:
     assert [d.index for d in best_linked(n1, 4, required=[7])] == [2, 7, 12, 17]
 
 
+def island(*members: int, nvlinks: int) -> dict[tuple[int, int], dict[str, Any]]:
+    """Return links between each two of some devices."""
+    return {pair: {"nvlinks": nvlinks} for pair in combinations(members, 2)}
+
+
+# By the greatest number of NVLinks that a whole ring has; other pairs are unconnected.
+LARGE: dict[str, tuple[dict[tuple[int, int], dict[str, Any]], list[int]]] = {
+    "no link at all": ({}, [0]),
+    "the faster pair": ({(3, 5): NV2, (7, 12): NV6}, [7, 12]),
+    "of equal pairs the first": ({(7, 12): NV2, (3, 5): NV2}, [3, 5]),
+    "the faster island": (
+        island(2, 5, 7, 9, nvlinks=4) | island(13, 14, 15, 16, nvlinks=3),
+        [2, 5, 7, 9],
+    ),
+    "a triangle beside its fastest link": (
+        {(0, 1): NV6} | island(1, 2, 3, nvlinks=2),
+        [1, 2, 3],
+    ),
+    "a square beside its fastest link": (
+        {(0, 4): NV6, (1, 4): NV2} | dict.fromkeys(SQUARE, NV2),
+        [0, 1, 2, 3],
+    ),
+}
+
+
+@pytest.mark.parametrize("count", [16, 17])
+@pytest.mark.parametrize(("links", "expected"), LARGE.values(), ids=LARGE)
+def test_large_machines_are_searched_too(
+    count: int,
+    links: dict[tuple[int, int], dict[str, Any]],
+    expected: list[int],
+) -> None:
+    """Exactly up to 16 devices; beyond, as far as growing and swapping get."""
+    n1 = linked(max(count, 17), links)
+    pool = None if count == 17 else [i for i in range(17) if i != 8]
+    found = best_linked(n1, len(expected), pool)
+    assert [device.index for device in found] == expected
+
+
+def test_up_to_sixteen_devices_the_choice_is_exact() -> None:
+    """The ring 3-4-5-6, from which the fastest link of all leads away."""
+    ring = [(3, 4), (4, 5), (5, 6), (3, 6)]
+    n1 = linked(16, {(0, 1): NV6} | dict.fromkeys(ring, NV2))
+    assert [device.index for device in best_linked(n1, 4)] == [3, 4, 5, 6]
+
+
+WHOLE_NUMBER = "Write a whole number from 1."
+
+
 @pytest.mark.parametrize(
-    ("k", "pool", "required", "said"),
+    ("k", "pool", "required", "happened", "seen", "hint"),
     [
-        (0, None, (), "0 devices cannot be chosen."),
-        (5, None, (), "5 devices cannot be chosen."),
-        (1, None, (0, 1), "1 devices cannot be chosen."),
-        (3, [0, 1], (), "3 devices cannot be chosen."),
-        (2, [0, 1], (2,), "required devices [2] are not in the pool."),
-        (True, None, (), "k=True is not a number of devices."),
-        (2.0, None, (), "k=2.0 is not a number of devices."),
+        (
+            *(0, None, (), "0 devices cannot be chosen."),
+            *("The pool has 4, and 0 are required.", "Ask for 1 to 4."),
+        ),
+        (
+            *(5, None, (), "5 devices cannot be chosen."),
+            *("The pool has 4, and 0 are required.", "Ask for 1 to 4."),
+        ),
+        (
+            *(1, None, (0, 1, 3), "1 devices cannot be chosen."),
+            *("The pool has 4, and 3 are required.", "Ask for 3 to 4."),
+        ),
+        (
+            *(3, [0, 1], (), "3 devices cannot be chosen."),
+            *("The pool has 2, and 0 are required.", "Ask for 1 to 2."),
+        ),
+        (
+            *(2, [0, 1], (2,), "required devices [2] are not in the pool."),
+            *(
+                "The pool is [0, 1].",
+                "Add them to the pool, or do not require them.",
+            ),
+        ),
+        (True, None, (), "k=True is not a number of devices.", "", WHOLE_NUMBER),
+        (2.0, None, (), "k=2.0 is not a number of devices.", "", WHOLE_NUMBER),
     ],
 )
 def test_what_cannot_be_chosen_is_an_error(
-    k: Any, pool: list[int] | None, required: tuple[int, ...], said: str
+    k: Any,
+    pool: list[int] | None,
+    required: tuple[int, ...],
+    happened: str,
+    seen: str,
+    hint: str,
 ) -> None:
     """Never an empty answer."""
     with pytest.raises(PlacementError) as caught:
         best_linked(node(4), k, pool, required)
-    assert caught.value.happened == said
+    assert caught.value.args == (happened, seen, hint, ())
 
 
 def test_the_strategy_takes_as_many_as_there_are_processes() -> None:
@@ -171,7 +343,21 @@ def test_the_strategy_needs_the_number_of_processes() -> None:
     me = Launch(launcher="torch variables", rank=0, world_size=2, local_rank=0)
     with pytest.raises(LaunchError) as caught:
         place(me, node(4), "linked")
-    assert caught.value.variables == ("LOCAL_WORLD_SIZE",)
+    assert caught.value.args == (
+        'strategy "linked" depends on the number of processes on this node, and the '
+        "launcher does not say it.",
+        "torch variables: rank=0, world_size=2.",
+        "Set LOCAL_WORLD_SIZE for each process, or start with torchrun.",
+        ("LOCAL_WORLD_SIZE",),
+    )
+
+
+def test_of_a_single_process_the_number_is_known() -> None:
+    """One device is chosen, though the launcher does not say that it is one."""
+    alone = Launch(launcher="single process", rank=0, world_size=1)
+    placed = place(alone, linked(3, {(1, 2): NV2}), "linked")
+    assert placed.device.index == 0
+    assert placed.why == "linked: the best-linked 1 of the pool, [local_rank]"
 
 
 def test_a_bound_task_takes_its_own() -> None:

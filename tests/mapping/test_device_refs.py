@@ -1,5 +1,7 @@
 """What a user may call a device, and what happens when none is called so."""
 
+from dataclasses import dataclass
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,6 +22,31 @@ from helpers.nodes import MIG, node
 def test_one_device_has_many_names(ref: DeviceRef) -> None:
     """Index, torch's text, UUID in any case, a start of it, bus ID without domain."""
     assert resolve(ref, node(4)).index == 2
+
+
+@dataclass(frozen=True)
+class LikeTorchs:
+    """What a torch.device shows of itself."""
+
+    type: str
+    index: int
+
+    def __str__(self) -> str:
+        """Return it as torch does."""
+        return f"{self.type}:{self.index}"
+
+
+def test_a_device_of_torch_is_taken_for_what_it_says() -> None:
+    """Its kind and its index."""
+    assert resolve(LikeTorchs("cuda", 2), node(4)).index == 2
+    with pytest.raises(DeviceError, match="there is no device 'xpu:2' on n1"):
+        resolve(LikeTorchs("xpu", 2), node(4))
+
+
+def test_a_start_that_two_uuids_have_names_neither() -> None:
+    """Of two cards."""
+    with pytest.raises(DeviceError, match="'GPU-a' names 2 devices on n1"):
+        resolve("GPU-a", node(2))
 
 
 def test_a_slice_is_named_by_its_own_uuid() -> None:
@@ -49,35 +76,95 @@ def test_physical_numbers_under_a_mask_are_recognised() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("refs", "said"),
-    [
-        ([4], "there is no device 4 on n1."),
-        ([0, 7, 9], "there is no device 7, 9 on n1."),
-        ([-1], "-1 is not a device index."),
-        ([1.0], "1.0 is not a device."),
-        ([True], "True is not a device."),
-        ([None], "None is not a device."),
-        ([""], "an empty text is not a device."),
-        ([[2, 3]], "[2, 3] stands where one device belongs."),
-        (["GPU-a"], "'GPU-a' names 4 devices on n1."),
-        (["GPU-zz"], "there is no device 'GPU-zz' on n1."),
-        (["ff:00.0"], "there is no device 'ff:00.0' on n1."),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
+NAME_LISTED = "Name devices listed above, by index, UUID or PCI bus ID."
+ALL = (
+    "cuda:0 (GPU-a000n1…), cuda:1 (GPU-a100n1…), cuda:2 (GPU-a200n1…), "
+    "cuda:3 (GPU-a300n1…)."
 )
-def test_what_names_no_device_is_an_error(refs: list[DeviceRef], said: str) -> None:
+GOOD = 'Write an index (2), a UUID ("GPU-5c3…") or a PCI bus ID ("0000:3b:00.0").'
+
+
+@pytest.mark.parametrize(
+    ("refs", "said", "seen", "hint"),
+    [
+        (
+            [0, 7, 9],
+            "there is no device 7, 9 on n1.",
+            f"Visible on n1: {ALL}",
+            NAME_LISTED,
+        ),
+        (
+            ["GPU-zz"],
+            "there is no device 'GPU-zz' on n1.",
+            f"Visible on n1: {ALL}",
+            NAME_LISTED,
+        ),
+        (
+            ["ff:00.0"],
+            "there is no device 'ff:00.0' on n1.",
+            f"Visible on n1: {ALL}",
+            NAME_LISTED,
+        ),
+        (
+            ["GPU-a"],
+            "'GPU-a' names 4 devices on n1.",
+            f"It fits {ALL}",
+            "Write more of the UUID.",
+        ),
+        ([-1], "-1 is not a device index.", "Indices count from 0.", GOOD),
+        ([1.0], "1.0 is not a device.", "It is a float.", GOOD),
+        ([True], "True is not a device.", "It is a bool.", GOOD),
+        ([None], "None is not a device.", "It is a NoneType.", GOOD),
+        ([b"cuda:2"], "b'cuda:2' is not a device.", "It is a bytes.", GOOD),
+        ([" "], "an empty text is not a device.", "Got ' '.", GOOD),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else str(value),
+)
+def test_what_names_no_device_is_an_error(
+    refs: list[DeviceRef], said: str, seen: str, hint: str
+) -> None:
     """All references that fail are named at once."""
     with pytest.raises(DeviceError) as caught:
         resolve_all(refs, node(4))
-    assert caught.value.happened == said
-    assert caught.value.hint
+    assert caught.value.args == (said, seen, hint)
 
 
-def test_an_index_written_as_a_text_is_told() -> None:
-    """A text is a UUID or a bus ID; the hint has the number."""
-    with pytest.raises(DeviceError, match=r"write gpus=\[2\]"):
-        resolve("2", node(4))
+MASK_HIDES = (
+    "A *_VISIBLE_DEVICES mask hides the others and renumbers these from 0: name "
+    "devices listed above, or widen the mask."
+)
+
+
+@pytest.mark.parametrize(
+    ("visible", "first_physical", "refs", "hint"),
+    [
+        (
+            *(0, 0, [2, 3]),
+            "Leave gpus out to run on the CPU, or pretend a machine with "
+            "GPUMAP_REHEARSAL=dgx-a100.",
+        ),
+        (4, 0, [4], NAME_LISTED),
+        (4, 0, ["2"], "An index is a number, not a text: write gpus=[2]."),
+        (4, 0, ["4"], NAME_LISTED),
+        (4, 0, ["2", "GPU-zz"], NAME_LISTED),
+        (2, 2, [7], MASK_HIDES),
+        (2, 2, [2, 7], MASK_HIDES),
+        (2, 2, ["GPU-zz"], MASK_HIDES),
+        (2, 2, [2, "GPU-zz"], MASK_HIDES),
+        (
+            *(2, 2, ["cuda:2", "cuda:3"]),
+            "Those are physical numbers; a *_VISIBLE_DEVICES mask renumbers what it "
+            "leaves visible from 0: write gpus=[0, 1], or UUIDs.",
+        ),
+    ],
+)
+def test_what_was_probably_meant_is_told(
+    visible: int, first_physical: int, refs: list[DeviceRef], hint: str
+) -> None:
+    """A text is a UUID or a bus ID; under a mask, other numbers are physical ones."""
+    with pytest.raises(DeviceError) as caught:
+        resolve_all(refs, node(visible, first_physical=first_physical))
+    assert caught.value.hint == hint
 
 
 @pytest.mark.parametrize("ref", ["xpu:2", "cuda:4", "cuda:", "cuda:-1", "cuda:x"])
@@ -89,8 +176,13 @@ def test_a_device_of_torch_that_is_not_there_is_told(ref: str) -> None:
 
 def test_a_list_in_a_list_is_told_the_flat_one() -> None:
     """A list passed where an index belongs is the trap behind set_device([2, 3])."""
-    with pytest.raises(DeviceError, match=r"one flat list, gpus=\[2, 3\]"):
+    with pytest.raises(DeviceError) as caught:
         resolve_all([[2, 3]], node(4))  # type: ignore[list-item]
+    assert caught.value.args == (
+        "[2, 3] stands where one device belongs.",
+        "It is a list of 2.",
+        "A pool is one flat list, gpus=[2, 3]; a strategy returns one device.",
+    )
 
 
 def test_a_whole_uuid_wins_over_being_a_prefix_of_another() -> None:

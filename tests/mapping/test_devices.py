@@ -48,6 +48,7 @@ def test_keeping_counts_devices_and_links_anew() -> None:
     kept = whole.keeping([3, 1])
     assert [(d.index, d.physical_index) for d in kept.devices] == [(0, 3), (1, 1)]
     assert kept.links == (Link(a=1, b=0, nvlinks=2),)
+    assert whole.keeping([2, 0, 1]).links == (Link(a=1, b=2, pcie="SYS"),)
 
 
 def test_a_device_says_torchs_name_and_a_prefix_that_can_be_pasted() -> None:

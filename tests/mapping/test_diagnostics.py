@@ -97,8 +97,10 @@ def test_which_of_two_is_slower_is_not_guessed() -> None:
 def test_linked_without_links_says_that_it_is_blind() -> None:
     """Unless all devices are taken anyway."""
     n1 = node(3)
-    [sentence] = advice(n1.devices[:2], n1.devices, n1, "linked")
-    assert sentence.startswith('strategy "linked" knows no link of n1')
+    assert advice(n1.devices[:2], n1.devices, n1, "linked") == [
+        'strategy "linked" knows no link of n1, and took the first devices: install '
+        "the extra, pip install gpumap-torch[nvml], or describe the node."
+    ]
     assert advice(n1.devices, n1.devices, n1, "linked") == []
 
 
@@ -249,9 +251,9 @@ def test_slower_is_older_with_fewer_multiprocessors_or_less_than_half(
 
 
 def test_a_kind_is_left_out_where_the_others_do_as_much_without_it() -> None:
-    """In DDP n ranks do n times what the slowest does: 2 x 80 against 3 x 53 and 54."""
-    three = [80, 80, 53]
-    for last, kept in ((53, 2), (54, 3)):
+    """In DDP n ranks do n times what the slowest does: 2 x 81 against 3 x 54 and 55."""
+    three = [81, 81, 54]
+    for last, kept in ((54, 2), (55, 3)):
         three[2] = last
         cards = tuple(
             Device(
@@ -264,6 +266,36 @@ def test_a_kind_is_left_out_where_the_others_do_as_much_without_it() -> None:
             for n, count in enumerate(three)
         )
         assert len(worth_using(cards)) == kept
+
+
+def test_a_card_that_is_not_known_is_not_counted_on() -> None:
+    """Of two known kinds the slower may be all there is; an unnamed card is no kind."""
+    fast, slow = mixed("RTX 3090", "display").devices
+    unknown = Device(kind="cuda", index=2)
+    assert worth_using([fast, slow]) == [fast]
+    assert worth_using([fast, slow, unknown]) == [fast, slow, unknown]
+    assert worth_using([]) == []
+    n1 = Node(hostname="n1", devices=(fast, slow, unknown))
+    assert advice([fast, unknown], [fast, unknown], n1) == []
+
+
+def test_slices_of_different_sizes_are_not_called_different_cards() -> None:
+    """The user cut them so."""
+    slices = tuple(
+        Device(kind="cuda", index=n, name=f"A100 MIG {size}", mig=f"GPU-{n}")
+        for n, size in enumerate(("1g.5gb", "3g.20gb"))
+    )
+    assert advice(slices, slices, Node(hostname="n1", devices=slices)) == []
+
+
+@pytest.mark.parametrize(("count", "told"), [(16, 1), (17, 0)])
+def test_links_of_up_to_sixteen_devices_are_judged(count: int, told: int) -> None:
+    """Where rings are compared exactly: 0 and 1 are apart, 2 and 3 are NVLinked."""
+    links = (Link(a=0, b=1, pcie="SYS"), Link(a=2, b=3, nvlinks=2))
+    n1 = node(count).model_copy(update={"links": links})
+    sentences = advised(n1, 0, 1)
+    assert len(sentences) == told
+    assert all("write gpus=[2, 3]," in sentence for sentence in sentences)
 
 
 def test_what_is_recommended_is_not_slower_still() -> None:

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from gpumap.mapping.devices import Device
-from gpumap.mapping.identity import identity_of
+from gpumap.mapping.identity import identity_of, tells
 from helpers.cases import rows
 
 CASES = rows("Identity")
@@ -29,6 +29,41 @@ def test_two_ranks_are_on_one_device_where_it_is_certain(
     assert (a is not None and a == b) == (same == "one device")
     if same == "unknown":
         assert a is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "key"),
+    [
+        ({"uuid": "GPU-01", "pci_bus_id": "3b:00.0"}, "GPU-01 3b:00.0 k1"),
+        ({"pci_bus_id": "3b:00.0"}, "3b:00.0 3b:00.0 k1"),
+        ({"index": 1, "physical_index": 3}, "cuda:3 m1"),
+        ({"index": 1}, "cuda:1 m1"),
+    ],
+)
+def test_an_identity_is_a_name_and_where_it_counts(
+    fields: dict[str, object], key: str
+) -> None:
+    """UUID or bus on a host's kernel; or an index, the physical one where known."""
+    device = Device.model_validate({"kind": "cuda", "index": 0, **fields})
+    found = identity_of(device, host="k1", view="m1", can_share=True)
+    assert str(found) == key
+
+
+@pytest.mark.parametrize(
+    ("uuid", "told"),
+    [
+        ("GPU-5C3A01B2-77AA-4C1E-9D10-3F6A2B8C4D5E", True),
+        ("MIG-GPU-5c3a01b2-77aa-4c1e-9d10-3f6a2b8c4d5e/13/0", True),
+        ("01010101-0000-0000-0000-000000000000", True),
+        ("GPU-00000000-0000-0000-0000-000000000000", False),
+        ("GPU-XX", False),
+        ("", False),
+        (None, False),
+    ],
+)
+def test_a_place_holder_is_no_uuid(uuid: str | None, told: bool) -> None:  # noqa: FBT001 - a column
+    """Hexadecimal in either case, and more than one digit repeated."""
+    assert tells(uuid) == told
 
 
 def test_there_are_cases_of_each_outcome() -> None:

@@ -92,6 +92,80 @@ def test_impossible_combinations_are_errors(
     assert caught.value.happened == message
 
 
+@pytest.mark.parametrize(
+    ("fields", "seen", "hint"),
+    [
+        (
+            {"rank": 4},
+            "rank=4, world_size=4.",
+            "Places count from 0: rank is at most world_size - 1.",
+        ),
+        (
+            {"num_nodes": 5},
+            "num_nodes=5, world_size=4.",
+            "world_size counts the processes of all nodes together.",
+        ),
+        (
+            {"num_nodes": 3, "local_world_size": 3},
+            "local_world_size=3, num_nodes=3, world_size=4.",
+            "Every node runs at least one process; all of them make world_size.",
+        ),
+        (
+            {"node_ranks": (0, 4)},
+            "node_ranks=(0, 4), world_size=4, local_world_size=2.",
+            "List the ranks of this node once, in the order of their local ranks.",
+        ),
+        (
+            {"master_port": -1},
+            "master_port=-1.",
+            "Choose one from 1 to 65535, for instance 29500.",
+        ),
+        (
+            {"master_addr": "n1 "},
+            "master_addr='n1 '.",
+            "Write the host alone (n1, 10.0.0.1, ::1); the port has its own variable, "
+            "MASTER_PORT.",
+        ),
+        (
+            {"master_addr": "n1..lab"},
+            "master_addr='n1..lab'.",
+            "A name's parts have 1 to 63 characters each; a variable that was not set "
+            "leaves an empty one.",
+        ),
+        (
+            {"master_addr": "FE80::1"},
+            "master_addr='FE80::1', a link-local address.",
+            "Write it with the interface, FE80::1%eth0 for instance, or choose an "
+            "address that is good beyond the link.",
+        ),
+    ],
+)
+def test_what_is_impossible_is_shown_with_what_to_do(
+    fields: dict[str, object], seen: str, hint: str
+) -> None:
+    """Under the launcher's name."""
+    with pytest.raises(LaunchError) as caught:
+        Launch.model_validate({"launcher": "mine", "rank": 0, "world_size": 4} | fields)
+    assert caught.value.args[1:] == (f"mine: {seen}", hint, ())
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"num_nodes": 3, "local_world_size": 2},
+        {"node_ranks": (0, 3)},
+        {"master_port": 1},
+        {"master_port": 65535},
+        {"master_addr": "X1"},
+    ],
+)
+def test_what_is_just_possible_is_taken(fields: dict[str, object]) -> None:
+    """Two here and one on each of two others; the last rank; the first port."""
+    known = {"launcher": "mine", "rank": 0, "world_size": 4}
+    launch = Launch.model_validate(known | fields)
+    assert {name: getattr(launch, name) for name in fields} == fields
+
+
 @pytest.mark.parametrize("value", [-1, 1.0, "1", True, None])
 def test_a_rank_is_a_whole_number_from_0(value: object) -> None:
     """Nothing is turned into a number that was none."""
@@ -160,12 +234,15 @@ def test_what_is_missing_to_meet_is_named_at_once(
     assert caught.value.seen == (
         f"mine: master_addr=None, master_port={fields.get('master_port')}."
     )
-    assert caught.value.hint.startswith(f"Set {' and '.join(missing)} to the same")
+    assert caught.value.hint == (
+        f"Set {' and '.join(missing)} to the same value on every rank: rank 0's host, "
+        "and a port free there, for instance 29500. torchrun sets them."
+    )
     assert caught.value.variables == missing
 
 
 def test_a_command_may_hold_braces_of_its_own() -> None:
-    """As a shell writes a variable."""
+    """As a shell writes a variable; nodes that are not counted are taken for one."""
     me = Launch(
         launcher="mine",
         rank=0,
@@ -174,3 +251,4 @@ def test_a_command_may_hold_braces_of_its_own() -> None:
         start_command="x ${A} {n} {total}",
     )
     assert me.command(2) == "x ${A} 2 6"
+    assert me.model_copy(update={"num_nodes": None}).command(2) == "x ${A} 2 2"

@@ -1,6 +1,7 @@
 """Where one rank trains."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -40,6 +41,7 @@ def test_one_machine_explicit_ids() -> None:
 def test_without_a_word_the_local_rank_is_the_index() -> None:
     """As torchrun has it."""
     assert indices(node(4), 4, None) == [0, 1, 2, 3]
+    assert place(launch(0, 1), node(1)).why == "local_rank: pool[local_rank]"
 
 
 def test_rank_modulo_count() -> None:
@@ -87,6 +89,27 @@ def test_a_users_own_function_maps() -> None:
     by_uuid = place(launch(0, 1), node(4), lambda _, here: here.devices[2])
     assert by_uuid.device.index == 2
 
+    def always(index: int, _me: Launch, _here: Node) -> int:
+        return index
+
+    assert place(launch(0, 1), node(4), partial(always, 3)).strategy == "partial"
+
+
+@pytest.mark.parametrize(
+    ("fields", "index"),
+    [
+        ({"index": 3, "uuid": "GPU-a100n1", "free_memory": 5}, 1),
+        ({"index": 2, "free_memory": 5}, 2),
+    ],
+)
+def test_a_function_may_return_a_device_that_was_read_at_another_time(
+    fields: dict[str, object], index: int
+) -> None:
+    """By its UUID it is the node's own; by its index where it has none."""
+    other = Device.model_validate({"kind": "cuda", **fields})
+    placed = place(launch(0, 1), node(4), lambda *_: other)
+    assert placed.device == node(4).devices[index]
+
 
 def test_a_function_stays_within_gpus() -> None:
     """The cards of a shared server that are not this job's are never taken."""
@@ -98,6 +121,7 @@ def test_a_function_stays_within_gpus() -> None:
         "The pool on n1 is cuda:2 (GPU-a200n1…), cuda:3 (GPU-a300n1…).\n"
         "Return one of these, or add it to gpus=[…]."
     )
+    assert caught.value.ranks == (0,)
 
 
 def test_a_different_list_on_each_node() -> None:
@@ -114,8 +138,12 @@ def test_a_node_without_a_list_is_an_error() -> None:
     """The lists there are, and the one that is missing, are named."""
     with pytest.raises(PlacementError) as caught:
         place(launch(0, 1, node_rank=2), node(4, "n3"), gpus={"n1": [0], "n2": [1]})
-    assert caught.value.happened == "gpus has no list for node n3 (node_rank 2)."
-    assert caught.value.hint == "Add gpus['n3'] or gpus[2]."
+    assert caught.value.args == (
+        "gpus has no list for node n3 (node_rank 2).",
+        "It has lists for 'n1', 'n2'.",
+        "Add gpus['n3'] or gpus[2].",
+        (),
+    )
 
 
 def test_more_processes_than_devices_is_an_error_on_every_rank() -> None:
@@ -229,8 +257,11 @@ def test_a_function_whose_next_finds_nothing_does_not_end_a_loop() -> None:
     ranks = plan([node(8)], [8], strategy=finds_nothing)
     with pytest.raises(PlacementError) as caught:
         list(ranks)
-    assert caught.value.happened == (
-        "finds_nothing raised StopIteration for rank 3 (node_rank 0, local_rank 3)."
+    assert caught.value.args == (
+        "finds_nothing raised StopIteration for rank 3 (node_rank 0, local_rank 3).",
+        "A next(…) in it found nothing.",
+        "Give next() a default, or return a value in every case.",
+        (),
     )
     with pytest.raises(PlacementError, match="raised StopIteration for cuda:0"):
         place(launch(0, 1), node(4), scores=lambda _: next(iter([])))
@@ -249,52 +280,209 @@ def test_an_error_of_a_users_function_says_for_which_rank() -> None:
     ]
 
 
+VISIBLE = (
+    "Visible on n1: cuda:0 (GPU-a000n1…), cuda:1 (GPU-a100n1…), cuda:2 (GPU-a200n1…), "
+    "cuda:3 (GPU-a300n1…)."
+)
+IN_ORDER = "Write a list, in the order of the local ranks: gpus="
+ONCE = (
+    "List each device once. Sharing one needs oversubscribe=True and a backend that "
+    "can (gloo)."
+)
+TOGETHER = 'strategy "scored" and scores=… belong together.'
+HOW_TO_SCORE = 'Write strategy="scored", scores={0: 100, 1: 90}, or scores="memory".'
+FINITE = "A score is a finite number; the highest is placed first."
+# What was given, then the three parts of the error.
+WRONG: list[tuple[dict[str, Any], str, str, str]] = [
+    (
+        {"strategy": "fastest"},
+        "strategy 'fastest' is unknown.",
+        "There are 'local_rank', 'explicit', 'modulo', 'scored', 'linked'.",
+        "Write one of these names, or a function (launch, node) -> device.",
+    ),
+    (
+        {"strategy": "explicit"},
+        'strategy "explicit" needs a list of devices.',
+        "gpus is None.",
+        "Add gpus=[…], for instance gpus=[2, 3].",
+    ),
+    (
+        {"gpus": []},
+        "gpus=[] leaves no device to train on.",
+        VISIBLE,
+        "List at least one, or leave gpus out to use all that are visible.",
+    ),
+    (
+        {"gpus": 2},
+        "gpus=2 is not a list of devices.",
+        "It is a int.",
+        f"{IN_ORDER}[2].",
+    ),
+    (
+        {"gpus": True},
+        "gpus=True is not a list of devices.",
+        "It is a bool.",
+        f"{IN_ORDER}[2, 3].",
+    ),
+    (
+        {"gpus": "2,3"},
+        "gpus='2,3' is not a list of devices.",
+        "It is a str.",
+        f"{IN_ORDER}[2, 3].",
+    ),
+    (
+        {"gpus": {0, 1}},
+        "gpus={0, 1} is not a list of devices.",
+        "It is a set.",
+        f"{IN_ORDER}[2, 3].",
+    ),
+    (
+        {"gpus": {}},
+        "gpus={} is not a list of devices.",
+        "It is a dict.",
+        f"{IN_ORDER}[2, 3].",
+    ),
+    (
+        {"gpus": [1, 0, 0]},
+        "cuda:0 (GPU-a000n1…) is listed twice in gpus on n1.",
+        "gpus=[1, 0, 0] has 3 entries for 2 devices.",
+        ONCE,
+    ),
+    (
+        {"gpus": [0, "GPU-a0"]},
+        "cuda:0 (GPU-a000n1…) is listed twice in gpus on n1.",
+        "gpus=[0, 'GPU-a0'] has 2 entries for 1 devices.",
+        ONCE,
+    ),
+    (
+        {"strategy": "scored"},
+        TOGETHER,
+        "strategy is 'scored', scores is None.",
+        HOW_TO_SCORE,
+    ),
+    (
+        {"strategy": "modulo", "scores": {0: 1}},
+        TOGETHER,
+        "strategy is 'modulo', scores is {0: 1}.",
+        HOW_TO_SCORE,
+    ),
+    (
+        {"scores": {0: 1, 1: 1}},
+        "cuda:2 (GPU-a200n1…), cuda:3 (GPU-a300n1…) has no score.",
+        "scores={0: 1, 1: 1} covers 2 of 4 devices in the pool.",
+        "Add a score for each, or name the pool with gpus=[…].",
+    ),
+    *(
+        (
+            {"scores": {0: score}, "gpus": [0]},
+            f"{score!r} is not a score.",
+            f"scores={{0: {score!r}}}.",
+            FINITE,
+        )
+        for score in (float("nan"), True, 10**400, "9")
+    ),
+    (
+        {"scores": {0: 1, "GPU-a000n1": 2}, "gpus": [0]},
+        "a device has two scores.",
+        "scores={0: 1, 'GPU-a000n1': 2} names 1 devices.",
+        "Name each device once, by index or by UUID.",
+    ),
+    (
+        {"scores": "speed"},
+        "scores='speed' is not understood.",
+        "",
+        'Write {device: number}, "memory", "multiprocessors" or a function.',
+    ),
+    (
+        {"oversubscribe": "no"},
+        "oversubscribe='no' is neither True nor False.",
+        "It is a str.",
+        "Write oversubscribe=True where two ranks may share a device.",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("how", "happened", "seen", "hint"),
+    WRONG,
+    # mutmut names cases by their ids, and finds those in ASCII alone.
+    ids=lambda value: "" if isinstance(value, str) else str(value)[:40],
+)
+def test_wrong_input_is_told_what_to_write(
+    how: dict[str, Any], happened: str, seen: str, hint: str
+) -> None:
+    """Each message has a first line that stands alone, what was seen, and a hint."""
+    with pytest.raises((PlacementError, DeviceError)) as caught:
+        place(launch(0, 1), node(4), **how)
+    assert caught.value.args[:3] == (happened, seen, hint)
+
+
 @pytest.mark.parametrize(
     ("how", "said"),
     [
-        ({"strategy": "fastest"}, "strategy 'fastest' is unknown."),
-        ({"strategy": "explicit"}, 'strategy "explicit" needs a list of devices.'),
-        ({"gpus": []}, "gpus=[] leaves no device to train on."),
-        ({"gpus": 2}, "gpus=2 is not a list of devices."),
-        ({"gpus": "2,3"}, "gpus='2,3' is not a list of devices."),
-        ({"gpus": {0, 1}}, "gpus={0, 1} is not a list of devices."),
-        ({"gpus": [0, 0]}, "cuda:0 (GPU-a000n1…) is listed twice in gpus on n1."),
-        (
-            {"gpus": [0, "GPU-a0"]},
-            "cuda:0 (GPU-a000n1…) is listed twice in gpus on n1.",
-        ),
         ({"gpus": [-1]}, "-1 is not a device index."),
         ({"gpus": [1.0]}, "1.0 is not a device."),
         ({"gpus": [True]}, "True is not a device."),
         ({"gpus": [[0, 1]]}, "[0, 1] stands where one device belongs."),
-        ({"strategy": "scored"}, 'strategy "scored" and scores=… belong together.'),
-        (
-            {"strategy": "modulo", "scores": {0: 1}},
-            'strategy "scored" and scores=… belong together.',
-        ),
         ({"scores": {7: 1}}, "there is no device 7 on n1."),
-        (
-            {"scores": {0: 1, 1: 1}},
-            "cuda:2 (GPU-a200n1…), cuda:3 (GPU-a300n1…) has no score.",
-        ),
-        ({"scores": {0: float("nan")}, "gpus": [0]}, "nan is not a score."),
-        ({"scores": {0: True}, "gpus": [0]}, "True is not a score."),
-        ({"scores": {0: 10**400}, "gpus": [0]}, f"{10**400} is not a score."),
-        ({"oversubscribe": "no"}, "oversubscribe='no' is neither True nor False."),
-        ({"scores": {0: "9"}, "gpus": [0]}, "'9' is not a score."),
-        ({"scores": {0: 1, "GPU-a000n1": 2}, "gpus": [0]}, "a device has two scores."),
-        ({"gpus": True}, "gpus=True is not a list of devices."),
-        ({"gpus": {}}, "gpus={} is not a list of devices."),
-        ({"scores": "speed"}, "scores='speed' is not understood."),
     ],
-    ids=str,
 )
-def test_wrong_input_is_told_what_to_write(how: dict[str, Any], said: str) -> None:
-    """Each message has a first line that stands alone, and a hint."""
-    with pytest.raises((PlacementError, DeviceError)) as caught:
+def test_a_device_that_is_none_is_an_error_wherever_it_is_named(
+    how: dict[str, Any], said: str
+) -> None:
+    """In the pool and among the scores."""
+    with pytest.raises(DeviceError) as caught:
         place(launch(0, 1), node(4), **how)
     assert caught.value.happened == said
-    assert caught.value.hint
+
+
+@pytest.mark.parametrize("scores", ["memory", {0: 1.0}, {"cpu": 1.0, 0: 1.0}])
+def test_scores_of_devices_where_there_is_none_are_an_error(scores: Any) -> None:
+    """What measure() found for the CPU asks for none."""
+    placed = place(launch(0, 1), node(0), scores={"cpu": 1.0})
+    assert placed.device.kind == "cpu"
+    with pytest.raises(DeviceError) as caught:
+        place(launch(0, 1), node(0), scores=scores)
+    assert caught.value.args == (
+        'strategy "scored" has no device to choose from.',
+        "No accelerator is visible on n1.",
+        "Start where an accelerator is visible, or with GPUMAP_REHEARSAL=dgx-a100.",
+    )
+
+
+@pytest.mark.parametrize(
+    ("processes", "gpus", "instead"),
+    [
+        (2, [3], "list one for each process, gpus=[3, 3]"),
+        (8, [0, 1, 3], "list one for each process, gpus=[0, 1, 3, 0, 1, 3, 0, 1]"),
+        (9, [0, 1, 3], "list 9 devices in gpus=[…]"),
+    ],
+)
+def test_who_shares_on_purpose_is_told_the_list(
+    processes: int, gpus: list[int], instead: str
+) -> None:
+    """The devices in turn, as long as that can be read; of ranks elsewhere, none."""
+    here = launch(0, processes, world_size=2 * processes)
+    with pytest.raises(PlacementError) as caught:
+        place(here, node(4), gpus=gpus, oversubscribe=True)
+    count = len(gpus)
+    devices = "device" if count == 1 else "devices"
+    assert caught.value.happened == (
+        f"{processes} processes on n1 have {count} {devices}: local rank {count} and "
+        "up would have none."
+    )
+    assert caught.value.hint == (
+        f"Start {count} on each node (torchrun --nproc-per-node {count}), or {instead}."
+    )
+    assert caught.value.ranks == ()
+
+
+def test_the_last_device_is_for_the_last_local_rank() -> None:
+    """Also where the launcher does not say how many processes there are."""
+    me = Launch(launcher="torch variables", rank=3, world_size=4, local_rank=1)
+    assert place(me, node(2)).device.index == 1
+    with pytest.raises(PlacementError, match="2 processes on n1 have 1 device: "):
+        place(me, node(1))
 
 
 def conflict(me: Launch, n1: Node, policy: Policy, *, can_share: bool = False) -> None:

@@ -1,7 +1,7 @@
 """A cluster's plan."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -10,9 +10,13 @@ from hypothesis import strategies as st
 from gpumap.errors import DeviceError, LaunchError, PlacementError
 from gpumap.mapping.devices import Device
 from gpumap.mapping.launch import Launch
+from gpumap.mapping.placement import ranks_in_words
 from gpumap.mapping.plan import plan
 from gpumap.mapping.pool import place
 from helpers.nodes import node
+
+if TYPE_CHECKING:
+    from gpumap.mapping.policy import Gpus
 
 
 def test_node_and_local_rank_arithmetic_on_nodes_of_4_and_2() -> None:
@@ -20,8 +24,15 @@ def test_node_and_local_rank_arithmetic_on_nodes_of_4_and_2() -> None:
     whole = plan([node(4, "n1"), node(2, "n2")], [4, 2])
     assert len(whole) == 6
     assert [p.device.index for p in whole] == [0, 1, 2, 3, 0, 1]
-    last = whole[5].launch
-    assert (last.node_rank, last.local_rank, last.local_world_size) == (1, 1, 2)
+    assert whole[5].launch == Launch(
+        launcher="plan",
+        rank=5,
+        world_size=6,
+        local_rank=1,
+        local_world_size=2,
+        node_rank=1,
+        num_nodes=2,
+    )
     assert whole.conflicts() == []
 
 
@@ -64,6 +75,21 @@ def test_three_ranks_on_a_device_are_all_named() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("count", "end"),
+    [
+        (20, "rank 18 and rank 19"),
+        (21, "rank 19 and 1 more"),
+        (24, "rank 19 and 4 more"),
+    ],
+)
+def test_of_many_ranks_the_first_twenty_are_named(count: int, end: str) -> None:
+    """And how many more there are."""
+    words = ranks_in_words(range(count))
+    assert words.startswith("rank 0, rank 1, rank 2, ")
+    assert words.endswith(f", {end}")
+
+
 def test_a_functions_conflicts_are_found_too() -> None:
     """It is asked for every rank."""
     whole = plan([node(2)], [2], strategy=lambda *_: 1)
@@ -74,6 +100,14 @@ def test_devices_shared_on_purpose_are_still_listed() -> None:
     """oversubscribe=True lets a plan be made; conflicts() says what is shared."""
     whole = plan([node(2)], [2], gpus=[0, 0], oversubscribe=True)
     assert [c.device.index for c in whole.conflicts()] == [0]
+    nodes = [node(4, name) for name in ("n1", "n2", "n3")]
+    some: Gpus = {"n1": [0, 1, 2], "n2": [1, 3, 1], "n3": [2, 1, 0]}
+    mixed = plan(nodes, [3, 3, 3], gpus=some, oversubscribe=True)
+    assert [(c.hostname, c.device.index, c.ranks) for c in mixed.conflicts()] == [
+        ("n2", 1, (3, 5))
+    ]
+    with pytest.raises(PlacementError, match="is listed twice"):
+        plan([node(2)], [2], gpus=[0, 0])
 
 
 def test_explain_is_a_table_of_all_ranks() -> None:
@@ -142,8 +176,14 @@ def test_a_device_that_is_not_there_is_found_when_the_plan_is_made() -> None:
 
 def test_nodes_and_sizes_go_together() -> None:
     """One number of processes for each node."""
-    with pytest.raises(LaunchError, match="2 nodes and 1 local world sizes"):
+    with pytest.raises(LaunchError) as caught:
         plan([node(1), node(1)], [1])
+    assert caught.value.args == (
+        "2 nodes and 1 local world sizes.",
+        "",
+        "Give one number of processes for each node.",
+        (),
+    )
 
 
 @pytest.mark.parametrize("rank", [-1, 2])

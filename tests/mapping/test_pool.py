@@ -36,6 +36,7 @@ def test_a_users_scores_are_asked_once_for_each_device() -> None:
     dealt.warnings(me)
     assert asked == {0: 1, 1: 1, 2: 1, 3: 1}
     assert dealt.scores == {0: 0.0, 1: 1.0, 2: 2.0, 3: 3.0}
+    assert pool(node(4), me).scores == {}
 
 
 def test_idle_devices_and_doubts_are_those_of_the_policy() -> None:
@@ -52,6 +53,8 @@ def test_idle_devices_and_doubts_are_those_of_the_policy() -> None:
     assert pool(n1, me, gpus=[0, 3]).warnings(me) == []
     on_cpu = pool(Node(hostname="n1"), me)
     assert (on_cpu.idle(me), on_cpu.warnings(me)) == (None, [])
+    [blind] = pool(node(3), me, strategy="linked").warnings(me)
+    assert blind.startswith('strategy "linked" knows no link of n1')
 
 
 def test_the_devices_of_a_node_are_known_as_far_as_its_ranks_are() -> None:
@@ -87,12 +90,12 @@ def test_sharing_is_refused_in_words_that_fit_the_backend() -> None:
     shared.refuse_conflicts(me, "gloo")
     with pytest.raises(PlacementError) as caught:
         shared.refuse_conflicts(me, "cuda:nccl,cpu:gloo")
-    assert caught.value.happened == (
-        "oversubscribe=True, and the backend cannot run two ranks on one device."
-    )
-    assert caught.value.hint == (
+    assert caught.value.args == (
+        "oversubscribe=True, and the backend cannot run two ranks on one device.",
+        "NCCL and its kin want a device for each rank, MIG slices of one GPU included.",
         'Leave it out, or choose backend="gloo". From NCCL 2.30 on, '
-        "NCCL_MULTI_RANK_GPU_ENABLE=1 lets ranks share a GPU."
+        "NCCL_MULTI_RANK_GPU_ENABLE=1 lets ranks share a GPU.",
+        (),
     )
     told = {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}
     shared.refuse_conflicts(me, "nccl", told)
@@ -108,12 +111,15 @@ def test_a_local_rank_that_nobody_tells_is_asked_for() -> None:
     lost = Launch(launcher="mine", rank=1, world_size=4)
     with pytest.raises(LaunchError) as caught:
         pool(node(4), lost).place(lost)
-    assert caught.value.happened == (
+    assert caught.value.args == (
         "which GPU rank 1 trains on depends on its local rank, and the launcher does "
-        "not say it."
+        "not say it.",
+        "mine: rank=1, world_size=4, no local_rank.",
+        "Set LOCAL_RANK and LOCAL_WORLD_SIZE for each process, or start with torchrun, "
+        "which does; or pass launch=gpumap.Launch(…) with local_rank and "
+        "local_world_size.",
+        ("LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     )
-    assert caught.value.seen == "mine: rank=1, world_size=4, no local_rank."
-    assert caught.value.variables == ("LOCAL_RANK", "LOCAL_WORLD_SIZE")
     alone = Launch(launcher="mine", rank=0, world_size=1)
     assert pool(node(4), alone).place(alone).device.index == 0
 
@@ -121,7 +127,7 @@ def test_a_local_rank_that_nobody_tells_is_asked_for() -> None:
 @pytest.mark.parametrize(
     ("answer", "hint"),
     [
-        (5, "A device index counts on its own node: it contains neither node_rank nor"),
+        (4, "A device index counts on its own node: it contains neither node_rank nor"),
         ("GPU-nope", "Return an index, a UUID or a PCI bus ID of a device listed."),
     ],
 )
@@ -147,8 +153,11 @@ def test_the_environment_names_the_pool_of_a_session_that_names_none() -> None:
     assert pool_named(None, {}) is None
     with pytest.raises(DeviceError) as caught:
         pool_named(None, {"GPUMAP_GPUS": "2,,3"})
-    assert caught.value.happened == "'2,,3' has an empty entry."
-    assert caught.value.hint == "Write 2,3 or GPU-5c3a,GPU-77."
+    assert caught.value.args == (
+        "'2,,3' has an empty entry.",
+        "",
+        "Write 2,3 or GPU-5c3a,GPU-77.",
+    )
 
 
 def test_the_mask_of_a_node_is_the_last_to_act() -> None:

@@ -47,14 +47,26 @@ def test_rank_undoes_locate(sizes: list[int], distribution: Distribution) -> Non
         assert layout.ranks_of(node_rank)[local_rank] == rank
 
 
-def test_a_node_that_does_not_exist_is_an_error() -> None:
+def test_the_ranks_of_a_block_are_a_range() -> None:
+    """Of however many processes: nothing is listed."""
+    assert RankLayout((4, 2)).ranks_of(1) == range(4, 6)
+
+
+@pytest.mark.parametrize(
+    ("node_rank", "local_rank", "happened", "seen"),
+    [
+        (2, 0, "node_rank 2 does not exist.", "There are 2: node_rank 0 to 1."),
+        (1, 2, "local_rank 2 does not exist.", "There are 2: local_rank 0 to 1."),
+        (0, -1, "local_rank -1 does not exist.", "There are 4: local_rank 0 to 3."),
+    ],
+)
+def test_a_place_that_does_not_exist_is_an_error(
+    node_rank: int, local_rank: int, happened: str, seen: str
+) -> None:
     """The message counts what there is."""
     with pytest.raises(LaunchError) as caught:
-        RankLayout((4, 2)).rank(node_rank=2, local_rank=0)
-    assert str(caught.value) == (
-        "node_rank 2 does not exist.\nThere are 2: node_rank 0 to 1.\n"
-        "Places count from 0."
-    )
+        RankLayout((4, 2)).rank(node_rank=node_rank, local_rank=local_rank)
+    assert caught.value.args == (happened, seen, "Places count from 0.", ())
 
 
 @pytest.mark.parametrize("rank", [-1, 6, 1.0, True])
@@ -64,14 +76,37 @@ def test_a_rank_outside_the_world_is_an_error(rank: int) -> None:
         RankLayout((4, 2)).locate(rank)
 
 
-@pytest.mark.parametrize("sizes", [(), (4, 0), (4, -1), (4, 2.0), (True,)])
-def test_every_node_runs_at_least_one_process(sizes: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("sizes", "seen"),
+    [
+        ((), "no node"),
+        ((4, 0), "[0]"),
+        ((4, -1), "[-1]"),
+        ((4, 2.0), "[2.0]"),
+        ((True,), "[True]"),
+    ],
+)
+def test_every_node_runs_at_least_one_process(
+    sizes: tuple[int, ...], seen: str
+) -> None:
     """A node without a process is no node of the job."""
-    with pytest.raises(LaunchError, match="every node runs at least one process"):
+    with pytest.raises(LaunchError) as caught:
         RankLayout(sizes)
+    assert caught.value.args == (
+        "every node runs at least one process.",
+        f"local_world_sizes contains {seen}.",
+        "Write how many processes run on each node, for instance [4, 4, 2].",
+        (),
+    )
 
 
 def test_an_unknown_distribution_is_an_error() -> None:
     """Plane and arbitrary need more than sizes."""
-    with pytest.raises(LaunchError, match="distribution 'plane' is unknown"):
+    with pytest.raises(LaunchError) as caught:
         RankLayout((2,), "plane")  # type: ignore[arg-type]
+    assert caught.value.args == (
+        "distribution 'plane' is unknown.",
+        "",
+        'Write distribution="block" or distribution="cyclic".',
+        (),
+    )

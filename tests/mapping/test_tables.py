@@ -2,7 +2,14 @@
 
 from gpumap.detect.rehearsal import machine
 from gpumap.mapping.devices import Device, Link, Node
-from gpumap.mapping.tables import device_table, link_name, link_table
+from gpumap.mapping.launch import Launch
+from gpumap.mapping.placement import Placement
+from gpumap.mapping.tables import (
+    device_table,
+    link_name,
+    link_table,
+    placement_table,
+)
 from helpers.nodes import MIG, node
 
 
@@ -22,6 +29,18 @@ def test_a_link_that_is_not_known_is_a_question_mark() -> None:
     n1 = node(3).model_copy(update={"links": (Link(a=0, b=2, xgmi=True),)})
     assert link_table(n1).splitlines()[1].split() == ["cuda:0", "X", "?", "XGMI"]
     assert link_name(Link(a=0, b=1)) == "?"
+
+
+def test_a_place_that_the_launcher_does_not_tell_is_a_question_mark() -> None:
+    """And a card without a name is blank."""
+    me = Launch(launcher="mine", rank=1, world_size=2)
+    placed = Placement(
+        launch=me, device=Device(kind="cuda", index=0), strategy="modulo", why="so"
+    )
+    assert placement_table([placed], lambda node_rank: f"n{node_rank}").split("\n") == [
+        "rank  node  host  local_rank  device  name  why",
+        "1     ?     n0    ?           cuda:0        so",
+    ]
 
 
 def test_devices_are_told_in_both_numberings() -> None:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpumap.errors import DeviceError
-from gpumap.mapping.devices import Link
+from gpumap.mapping.devices import Device, Link, Node
 from gpumap.mapping.topology import parse_topology
 from helpers.matrices import CUT, FOLDER, WHOLE, text
 
@@ -86,6 +86,15 @@ def test_numa_nodes_are_read_where_they_are_told(
     assert [d.numa_node for d in parse_topology(text(name)).devices] == numa
 
 
+def test_rocm_smi_describes_devices_of_amd() -> None:
+    """Devices that rocm-smi lists are read under AMD's masks, others under CUDA's."""
+    names = ("16_8xMI308X_rocm_showtopo", "65_4xA40_cloud_asymmetric_numa")
+    assert [{d.rocm for d in parse_topology(text(n)).devices} for n in names] == [
+        {True},
+        {False},
+    ]
+
+
 def test_cpus_are_expanded() -> None:
     """0-23,48-71 is 24 CPUs and 24 more; single figures count too."""
     a40 = parse_topology(text("65_4xA40_cloud_asymmetric_numa")).devices[0]
@@ -94,23 +103,110 @@ def test_cpus_are_expanded() -> None:
     assert h100.cpu_affinity == (6, 14, 22, 30)
 
 
+def test_a_matrix_is_a_node_in_every_field() -> None:
+    """Two cards on a bridge, the second nearer to NUMA node 1."""
+    found = parse_topology(
+        "     GPU0 GPU1 CPU Affinity NUMA Affinity\n"
+        "GPU0  X   NV4      0-1           0\n"
+        "GPU1 NV4   X       2,3           1\n",
+        "n1",
+    )
+    first = Device(
+        kind="cuda", index=0, physical_index=0, numa_node=0, cpu_affinity=(0, 1)
+    )
+    second = Device(
+        kind="cuda", index=1, physical_index=1, numa_node=1, cpu_affinity=(2, 3)
+    )
+    assert found == Node(
+        hostname="n1", devices=(first, second), links=(Link(a=0, b=1, nvlinks=4),)
+    )
+
+
 @pytest.mark.parametrize(
-    "wrong",
+    ("cells", "numa", "cpus"),
     [
-        "",
-        "GPU0 GPU1\nGPU0 X NV1\n",
-        "GPU0 GPU1\nGPU0 X NV1\nGPU1 NV2 X\n",
-        "GPU0 GPU1\nGPU0 X ???\nGPU1 ??? X\n",
-        "GPU0 GPU2\nGPU0 X SYS\nGPU2 SYS X\n",
-        "GPU0 GPU1\nGPU0 SYS X\nGPU1 X SYS\n",
-        "GPU0 GPU1 GPU2\nGPU0 X SYS\nGPU1 SYS X\nGPU2 SYS SYS\n",
+        ("0-7,16-23", None, (*range(8), *range(16, 24))),
+        # So short a text could be a range of NUMA nodes.
+        ("64-127", None, None),
+        ("1", None, None),
+        ("0-3 0-1", None, (0, 1, 2, 3)),
+        ("0-3 \N{ARABIC-INDIC DIGIT ONE}", None, (0, 1, 2, 3)),
+        ("0-3 N/A", None, (0, 1, 2, 3)),
+        ("N/A 2", 2, None),
     ],
-    ids=["empty", "short", "unlike", "unknown", "gap", "no diagonal", "cut cells"],
 )
-def test_what_cannot_be_read_for_certain_is_an_error(wrong: str) -> None:
-    """Nothing is filled in."""
-    with pytest.raises(DeviceError, match="this is not a whole link matrix"):
+def test_a_cell_that_can_be_two_things_is_not_read(
+    cells: str, numa: int | None, cpus: tuple[int, ...] | None
+) -> None:
+    """Under two headings, with one of the cells blank or no number."""
+    header = "GPU0 CPU Affinity NUMA Affinity"
+    [device] = parse_topology(f"{header}\nGPU0 X {cells}\n").devices
+    assert (device.numa_node, device.cpu_affinity) == (numa, cpus)
+
+
+def test_what_stands_around_a_matrix_is_passed_over() -> None:
+    """A single GPU without further columns, coloured cells, a second machine's."""
+    alone = parse_topology("GPU0\nGPU0 X\n")
+    assert alone.hostname == "unknown"
+    assert len(alone.devices) == 1
+    coloured = (
+        "GPU0 GPU1\n\x1b[4mGPU0\x1b[0m X SYS\nGPU1 \x1b[1m\x1b[KSYS\x1b[m\x1b[K X\n"
+    )
+    assert parse_topology(coloured).links == (Link(a=0, b=1, pcie="SYS"),)
+    once = text("t4x4")
+    assert parse_topology(once + once) == parse_topology(once)
+    hops = "Hops between two GPUs\nGPU0\nGPU0 0\n"
+    of_amd = f"{hops}Link Type between two GPUs\nGPU0\nGPU0 0\n"
+    assert len(parse_topology(of_amd).devices) == 1
+
+
+AMD = "Link Type between two GPUs\n"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "seen"),
+    [
+        ("", "nvidia-smi lists 0 GPUs in its header and 0 rows of links."),
+        (
+            "GPU0 GPU1\nGPU0 X NV1\n",
+            "nvidia-smi lists 2 GPUs in its header and 1 rows of links.",
+        ),
+        (
+            "GPU0 GPU1\nGPU0 X NV1\nGPU1 NV2 X\n",
+            "The cell of GPU0 and GPU1 is 'NV1'.",
+        ),
+        (
+            "GPU0 GPU1\nGPU0 X ???\nGPU1 SYS X\n",
+            "The cell of GPU0 and GPU1 is '???'.",
+        ),
+        (
+            "GPU0 GPU2\nGPU0 X SYS\nGPU2 SYS X\n",
+            "nvidia-smi lists 2 GPUs in its header and 2 rows of links.",
+        ),
+        (
+            "GPU0 GPU1\nGPU0 SYS X\nGPU1 X SYS\n",
+            "The cell of GPU0 and GPU0 is 'SYS'.",
+        ),
+        (
+            "GPU0 GPU1 GPU2\nGPU0 X SYS SYS\nGPU1 SYS X\nGPU2 SYS SYS X\n",
+            "The row of GPU1 has 2 of 3 cells.",
+        ),
+        (
+            f"{AMD}GPU0 GPU1\nGPU0 0 XGMI\n",
+            "rocm-smi lists 2 GPUs in its header and 1 rows of links.",
+        ),
+    ],
+    ids=lambda value: value.replace("\n", "|"),
+)
+def test_what_cannot_be_read_for_certain_is_an_error(wrong: str, seen: str) -> None:
+    """Nothing is filled in; the place is told."""
+    with pytest.raises(DeviceError) as caught:
         parse_topology(wrong)
+    assert caught.value.args == (
+        "this is not a whole link matrix.",
+        seen,
+        "Give all that `nvidia-smi topo -m` or `rocm-smi --showtopo` prints.",
+    )
 
 
 @given(st.sampled_from(WHOLE), st.data())

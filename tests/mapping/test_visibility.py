@@ -67,7 +67,9 @@ def test_a_mask_leaves_what_its_vendor_says(
             f"{n}={text!r}" in str(caught.value) for n, text in variables.items()
         )
         return
-    devices = visible(physical, variables).devices
+    seen = visible(physical, variables)
+    devices = seen.devices
+    assert bool(seen.hidden_by) == (not devices)
     assert [device.index for device in devices] == list(range(len(devices)))
     told = [
         f"{device.physical_index}/{device.uuid}"
@@ -85,10 +87,50 @@ def test_there_are_cases_for_every_vendor() -> None:
     assert {kind for kind, *_ in CASES} == {"cuda", "rocm", "xpu", "npu"}
 
 
-def test_a_number_that_is_none_is_refused_by_level_zero() -> None:
-    """Its driver would end the process."""
-    with pytest.raises(DeviceError, match="has the entry 'a', which is no number"):
-        visible(of_kind("xpu", "2"), {"ZE_AFFINITY_MASK": "0,a"})
+@pytest.mark.parametrize(
+    ("kind", "environ", "happened", "seen", "hint"),
+    [
+        (
+            "rocm",
+            {"ROCR_VISIBLE_DEVICES": "1", "HIP_VISIBLE_DEVICES": "0,1"},
+            "HIP_VISIBLE_DEVICES='0,1' lists more devices than "
+            "ROCR_VISIBLE_DEVICES='1' leaves.",
+            "HIP's list counts within ROCR's, and torch refuses a longer one.",
+            "Unset one of them, or let HIP's list count from 0 within ROCR's.",
+        ),
+        # Its driver would end the process.
+        (
+            "xpu",
+            {"ZE_AFFINITY_MASK": "0,a"},
+            "ZE_AFFINITY_MASK='0,a' has the entry 'a', which is no number.",
+            "Visible on n1: xpu:0 (GPU-00000000…), xpu:1 (GPU-00000001…).",
+            "Write device numbers (0,1), or with ZE_FLAT_DEVICE_HIERARCHY=COMPOSITE "
+            "card.tile (1.0).",
+        ),
+        (
+            "npu",
+            {"ASCEND_RT_VISIBLE_DEVICES": "1,0,1"},
+            "ASCEND_RT_VISIBLE_DEVICES='1,0,1' does not ascend.",
+            "CANN supports device IDs in ascending order only.",
+            "Write 0,1, and order them with gpus=[…].",
+        ),
+    ],
+    ids=["rocm", "xpu", "npu"],
+)
+def test_a_mask_that_its_vendor_refuses_is_told_what_to_write(
+    kind: str, environ: dict[str, str], happened: str, seen: str, hint: str
+) -> None:
+    """Before the vendor's runtime ends the process, or says less."""
+    with pytest.raises(DeviceError) as caught:
+        visible(of_kind(kind, "2"), environ)
+    assert caught.value.args == (happened, seen, hint)
+
+
+NEITHER = (
+    ", which is neither an index nor a UUID: write numbers or UUIDs and commas, "
+    "without ranges, blanks or quotes."
+)
+LOOK = "look for an entry that names no device, or one again."
 
 
 @pytest.mark.parametrize(
@@ -98,12 +140,17 @@ def test_a_number_that_is_none_is_refused_by_level_zero() -> None:
         ("GPU-00000001,GPU-00000000", None),
         ("", None),
         ("-1", None),
-        ("0-2", "CUDA_VISIBLE_DEVICES='0-2' has '0-2', which is neither an index"),
-        ("0, 1", "has ' 1', which is neither"),
-        ('"0"', "has '\"0\"', which is neither"),
-        ("NoDevFiles", "is how an older Slurm says that this task was given no GPU"),
-        ("0,9", "lists 2 devices, and 1 is visible: look for an entry"),
-        ("0,0,1", "lists 3 devices, and 0 are visible"),
+        ("0-2", f" has '0-2'{NEITHER}"),
+        ("0, 1", f" has ' 1'{NEITHER}"),
+        ('"0"', f" has '\"0\"'{NEITHER}"),
+        (
+            "NoDevFiles",
+            " is how an older Slurm says that this task was given no GPU: ask for some "
+            "with --gres=gpu:… where it is started.",
+        ),
+        ("0,9", f" lists 2 devices, and 1 is visible: {LOOK}"),
+        ("9", f" lists 1 device, and 0 are visible: {LOOK}"),
+        ("0,0,1", f" lists 3 devices, and 0 are visible: {LOOK}"),
     ],
 )
 def test_a_mask_that_hardly_means_what_it_says_is_told(
@@ -112,8 +159,7 @@ def test_a_mask_that_hardly_means_what_it_says_is_told(
     """Hiding everything on purpose is not worth a word."""
     environ = {"CUDA_VISIBLE_DEVICES": mask}
     found = doubt(visible(of_kind("cuda", "4"), environ), environ)
-    assert (found is None) == (said is None)
-    assert (said or "") in (found or "")
+    assert found == (said and f"CUDA_VISIBLE_DEVICES={mask!r}{said}")
 
 
 def test_masks_of_amds_that_hide_all_together_are_both_named() -> None:
@@ -145,6 +191,7 @@ def test_a_number_of_the_host_in_a_container_is_told() -> None:
         ("cuda", {"CUDA_VISIBLE_DEVICES": "", "ZE_AFFINITY_MASK": "0"}, "CUDA"),
         ("rocm", {"ROCR_VISIBLE_DEVICES": "9", "HIP_VISIBLE_DEVICES": "0"}, "ROCR"),
         ("rocm", {"ROCR_VISIBLE_DEVICES": "0", "HIP_VISIBLE_DEVICES": "9"}, "HIP"),
+        ("rocm", {"ROCR_VISIBLE_DEVICES": "9", "HIP_VISIBLE_DEVICES": "9"}, "ROCR"),
         ("rocm", {"HIP_VISIBLE_DEVICES": "", "CUDA_VISIBLE_DEVICES": "9"}, "CUDA"),
         ("xpu", {"ZE_AFFINITY_MASK": "7", "CUDA_VISIBLE_DEVICES": ""}, "ZE_AFFINITY"),
     ],
@@ -161,6 +208,16 @@ def test_of_several_masks_the_one_that_left_nothing_is_named(
     )
 
 
+def test_of_a_node_that_shows_nothing_the_reason_stays_as_it_was_read() -> None:
+    """Its devices are not known, and so neither is which mask counts, nor how."""
+    masks = (("HIP_VISIBLE_DEVICES", "1"), ("ROCR_VISIBLE_DEVICES", "1"))
+    nothing = Node(hostname="n1", hidden_by=masks)
+    environ = {**dict(masks), "CUDA_VISIBLE_DEVICES": "0"}
+    assert visible(nothing, environ) == nothing
+    assert without_foreign_masks(nothing, environ) == dict(masks)
+    assert without_foreign_masks(Node(hostname="n1"), environ) == environ
+
+
 @pytest.mark.parametrize(
     ("kind", "environ", "own"),
     [
@@ -169,6 +226,7 @@ def test_of_several_masks_the_one_that_left_nothing_is_named(
         ("rocm", ["HIP", "ROCR", "CUDA"], ["HIP", "ROCR"]),
         ("rocm", ["ROCR", "CUDA"], ["ROCR", "CUDA"]),
         ("npu", ["CUDA", "ASCEND_RT"], ["ASCEND_RT"]),
+        ("mps", ["CUDA", "ASCEND_RT"], []),
     ],
 )
 def test_masks_of_another_vendor_do_not_count(
@@ -192,6 +250,11 @@ def test_masks_of_another_vendor_do_not_count(
             "ROCR_VISIBLE_DEVICES='2,x' has 'x'",
         ),
         ("rocm", {"HIP_VISIBLE_DEVICES": "", "CUDA_VISIBLE_DEVICES": "1"}, None),
+        (
+            "rocm",
+            {"CUDA_VISIBLE_DEVICES": "", "ROCR_VISIBLE_DEVICES": "2,x"},
+            "ROCR_VISIBLE_DEVICES='2,x' has 'x'",
+        ),
         ("xpu", {"ZE_AFFINITY_MASK": "0.0,0.1"}, "ZE_AFFINITY_MASK='0.0,0.1' lists 2"),
         (
             "xpu",
@@ -222,7 +285,8 @@ def test_of_slices_one_is_sure() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mask", "length"), [(None, None), ("", 0), ("3", 1), ("2, 3", 2), ("GPU-a1", 1)]
+    ("mask", "length"),
+    [(None, None), ("", 0), ("3", 1), ("2,3", 2), ("2, 3", 2), ("GPU-a1", 1)],
 )
 def test_the_entries_of_a_mask_are_counted(
     mask: str | None, length: int | None

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, product
 from types import MappingProxyType
 
 from gpumap.errors import PlacementError
@@ -79,8 +79,8 @@ def ring_link(
     The link is None if it is unknown.
     """
     chosen = tuple(sorted({device.index for device in devices}))
-    task = _Task(link_speeds(node, bandwidths), [], len(chosen), frozenset())
-    speed = next(s for s in (*task.levels(chosen), 0.0) if task.ring(chosen, s))
+    speeds = link_speeds(node, bandwidths)
+    speed = next(s for s in _levels(speeds, chosen) if _rings(speeds, chosen, s))
     inside = (link for link in node.links if {link.a, link.b} <= set(chosen))
     return speed, next((x for x in inside if _speed(x, bandwidths) == speed), None)
 
@@ -115,49 +115,40 @@ class _Task:
         """Return the best set of those that reach the highest ring speed of any set."""
         if self.k == len(members):
             return tuple(members)
-        found: tuple[int, ...] = ()
-        for level in self.levels(members):
-            best = (-1.0, 0)
-            for chosen in self._sets(members):
-                total = self._total(chosen)
-                if total < best[0]:
-                    continue
-                worth = (total, -self._nodes(chosen))
-                if worth > best and self.ring(chosen, level):
-                    best, found = worth, chosen
-            if found:
-                break
-        return found
+        # Sorting keeps the order of equals: the lowest indices come first.
+        sets = sorted(
+            self._sets(members),
+            key=lambda s: (self._total(s), -self._nodes(s)),
+            reverse=True,
+        )
+        levels = _levels(self.speeds, members)
+        return next(s for x in levels for s in sets if _rings(self.speeds, s, x))
 
     def greedy(self, members: Sequence[int]) -> tuple[int, ...]:
         """Grow a set from the best start, then swap members while that improves it."""
-        start = sorted(self.needed) or [
-            max(members, key=lambda m: (max(self.speeds[m]), -m))
-        ]
-        chosen = set(start)
+        start = max(members, key=lambda m: (max(self.speeds[m]), -m))
+        chosen = self.needed or frozenset([start])
         while len(chosen) < self.k:
-            rest = [m for m in members if m not in chosen]
-            chosen.add(max(rest, key=lambda m: self._worth((*chosen, m))))
-        improved = True
-        while improved:
-            improved = False
-            for out in sorted(chosen - self.needed):
-                for new in members:
-                    swapped = (chosen - {out}) | {new}
-                    if new in chosen or self._worth(swapped) <= self._worth(chosen):
-                        continue
-                    chosen, improved = swapped, True
-                    break
+            grown = (chosen | {m} for m in members if m not in chosen)
+            chosen = max(grown, key=self._worth)
+        while better := self._swapped(chosen, members):
+            chosen = better
         return tuple(sorted(chosen))
 
-    def levels(self, members: Sequence[int]) -> list[float]:
-        pairs = combinations(members, 2)
-        return sorted({self.speeds[a][b] for a, b in pairs} or {0.0}, reverse=True)
+    def _swapped(
+        self, chosen: frozenset[int], members: Sequence[int]
+    ) -> frozenset[int] | None:
+        """Return the first set with one other member that is worth more."""
+        others = [m for m in members if m not in chosen]
+        swaps = product(sorted(chosen - self.needed), others)
+        sets = (chosen - {out} | {new} for out, new in swaps)
+        worth = self._worth(chosen)
+        return next((s for s in sets if self._worth(s) > worth), None)
 
     def _sets(self, members: Sequence[int]) -> Iterator[tuple[int, ...]]:
         free = [m for m in members if m not in self.needed]
         for added in combinations(free, self.k - len(self.needed)):
-            yield tuple(sorted((*self.needed, *added))) if self.needed else added
+            yield tuple(sorted((*self.needed, *added)))
 
     def _total(self, chosen: Sequence[int]) -> float:
         return sum([self.speeds[a][b] for a, b in combinations(chosen, 2)])
@@ -174,22 +165,25 @@ class _Task:
         )
         return slowest, self._total(members), -self._nodes(members), -sum(members)
 
-    def ring(self, chosen: tuple[int, ...], level: float) -> bool:
-        """Tell whether a ring through all of a set has no link slower than a level."""
-        if len(chosen) < 3:  # noqa: PLR2004 - one device, or a pair: there is one way
-            return all(self.speeds[a][b] >= level for a, b in combinations(chosen, 2))
-        near = {
-            a: {b for b in chosen if b != a and self.speeds[a][b] >= level}
-            for a in chosen
-        }
-        degrees = [len(others) for others in near.values()]
-        if 2 * min(degrees) >= len(chosen):  # Dirac's theorem
-            return True
-        return (
-            min(degrees) > 1
-            and _hangs_together(near)
-            and _closes(chosen[0], [chosen[0]], near)
-        )
+
+def _levels(speeds: Sequence[Sequence[float]], members: Sequence[int]) -> list[float]:
+    """Return how fast a ring through some members can be, the fastest first."""
+    return sorted({speeds[a][b] for a, b in combinations(members, 2)}, reverse=True)
+
+
+def _rings(
+    speeds: Sequence[Sequence[float]], chosen: tuple[int, ...], level: float
+) -> bool:
+    """Tell whether a ring through all of a set has no link slower than a level."""
+    if len(chosen) == 1:
+        return True
+    near = {a: {b for b in chosen if b != a and speeds[a][b] >= level} for a in chosen}
+    fewest = min(map(len, near.values()))
+    if 2 * fewest >= len(chosen):  # Dirac's theorem; a pair has its one link
+        return True
+    return (
+        fewest > 1 and _hangs_together(near) and _closes(chosen[0], [chosen[0]], near)
+    )
 
 
 def _hangs_together(near: Mapping[int, set[int]]) -> bool:

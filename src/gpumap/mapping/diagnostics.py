@@ -50,11 +50,12 @@ def worth_using(devices: Devices) -> list[Device]:
     older cards.
     """
     slow = _slower(devices)
-    fast = [d for d in devices if slow is None or d.name != slow.name]
-    least = min((d.multiprocessors or 0 for d in fast), default=0)
-    if slow and len(fast) * least < len(devices) * (slow.multiprocessors or 0):
+    if slow is None:
         return list(devices)
-    return fast
+    fast = [d for d in devices if d.name != slow.name]
+    least = min(d.multiprocessors or 0 for d in fast)
+    enough = len(fast) * least >= len(devices) * (slow.multiprocessors or 0)
+    return fast if enough else list(devices)
 
 
 def _unlike(devices: Devices, pool: Devices, node: Node) -> str | None:

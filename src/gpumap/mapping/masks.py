@@ -36,7 +36,7 @@ def cuda_visible(mask: str | None, node: Node) -> Node:
     """
     if mask is None:
         return node
-    form = next((p for p in ("GPU-", "MIG-") if mask.startswith(p)), "")
+    form = mask[:4]
     places: list[int] = []
     for entry in mask.split(","):
         place = _cuda_place(entry, form, node.devices)
@@ -79,17 +79,17 @@ def rocm_visible(
     mask = hip or cuda
     if not mask:
         return node
-    places: dict[int, None] = {}
+    places: list[int] = []
     for entry in mask.split(","):
         number = int(entry) if re.fullmatch("0|[1-9][0-9]{0,8}", entry) else None
         place = _by_uuid(entry, node.devices) if entry.startswith("GPU-") else number
         if place is None or place >= len(node.devices):
             break
-        places[place] = None
-    return node.keeping(list(places))
+        places.append(place)
+    return node.keeping(list(dict.fromkeys(places)))
 
 
-def level_zero_visible(mask: str | None, node: Node, hierarchy: str = "FLAT") -> Node:
+def level_zero_visible(mask: str | None, node: Node, hierarchy: str) -> Node:
     """Return what an Intel ZE_AFFINITY_MASK leaves of a node, in the node's own order.
 
     hierarchy is ZE_FLAT_DEVICE_HIERARCHY. With COMPOSITE the node's devices are cards,
@@ -154,7 +154,7 @@ def _cuda_place(entry: str, form: str, devices: Sequence[Device]) -> int | None:
     form is the prefix of the list's first entry, which all entries must have.
     """
     if form == "MIG-":
-        return _by_uuid(entry, devices) if entry.startswith(form) else None
+        return _by_uuid(entry, devices)
     slices = [device.mig for device in devices]
     firsts = [n for n, gpu in enumerate(slices) if not gpu or slices.index(gpu) == n]
     if form == "GPU-":

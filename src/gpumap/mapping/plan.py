@@ -14,7 +14,7 @@ from gpumap.mapping.tables import placement_table
 
 __all__ = ["Plan", "plan"]
 
-_Key = tuple[int, int, str | None]
+_Key = tuple[int, int, str]
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Plan(Sequence[Placement]):
     def _pool(self, node_rank: int) -> Pool:
         node, size = self.nodes[node_rank], self.layout.local_world_sizes[node_rank]
         listed = self.policy.listed(node, node_rank)
-        key = (id(node), size, None if listed is None else str(listed))
+        key = (id(node), size, str(listed))
         if key not in self._pools:
             rank = self.layout.rank(node_rank=node_rank, local_rank=0)
             # The pool refers to its node, so that no other object gets the node's id.

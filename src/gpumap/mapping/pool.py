@@ -97,7 +97,7 @@ class Pool:
             why = f"no accelerator is visible on {self.node.hostname}"
         elif launch.devices_bound and not self.by_rank:
             why = f"{launch.launcher} gave this process its own device"
-        elif launch.local_rank is None and len(self.devices) == 1 and not self.by_rank:
+        elif launch.local_rank is None and len(self.allowed) == 1 and not self.by_rank:
             why = (
                 f"it is the only device in reach; {launch.launcher} tells no local rank"
             )

@@ -12,12 +12,12 @@ from gpumap.mapping.devices import Device, Link, Node
 
 __all__ = ["parse_topology"]
 
-_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_COLOURS = re.compile(r"\x1b\[[0-9;]*[mK]")  # grep --color writes K as well
 _GPU = re.compile(r"GPU(\d{1,3})")
 _PCIE = {name: name for name in ("PIX", "PXB", "PHB", "NODE", "SYS")} | {"SOC": "SYS"}
 # One or several cells of the matrix; some drivers print network cards' without a gap.
 _CELLS = re.compile(r"(X|NV\d+|PIX|PXB|PHB|NODE|SYS|SOC|MX|XGMI)+")
-_CPUS = re.compile(r"\d{1,5}(-\d{1,5})?(,\d{1,5}(-\d{1,5})?)*", re.ASCII)
+_CPUS = re.compile("[0-9]{1,5}(-[0-9]{1,5})?(,[0-9]{1,5}(-[0-9]{1,5})?)*")
 # The longest text of a NUMA node, a number or a range; lists of CPUs are longer.
 _LONGEST_NODE = 6
 
@@ -39,21 +39,20 @@ def parse_topology(text: str, hostname: str = "unknown") -> Node:
     >>> parse_topology(text).links
     (Link(a=0, b=1, nvlinks=4, xgmi=False, pcie=None),)
     """
-    lines = [_COLOURS.sub("", line).lstrip("# ").rstrip() for line in text.splitlines()]
+    lines = [_COLOURS.sub("", line).lstrip("# ") for line in text.splitlines()]
     link_types = [n for n, line in enumerate(lines) if "Link Type between" in line]
     if link_types:
         lines = lines[link_types[0] + 1 :]
         numa = dict(re.findall(r"GPU\[(\d+)\].*Numa Node: (\d+)", text))
-        return _node(hostname, _matrix(lines, "rocm-smi"), numa, {})
+        return _node(hostname, _matrix(lines, "rocm-smi"), numa, {}, rocm=True)
     matrix = _matrix(lines, "nvidia-smi")
-    numa, cpus = _affinities(lines, len(matrix))
+    numa, cpus = _affinities(lines)
     return _node(hostname, matrix, numa, cpus)
 
 
 def _matrix(lines: Sequence[str], program: str) -> list[list[str]]:
     """Return the GPU block, one row per GPU, checked."""
     header = next((line for line in lines if _GPU.search(line)), "")
-    header = re.split(r"CPU Affinity|Node Affinity|NUMA Affinity", header)[0]
     columns = [int(number) for number in _GPU.findall(header)]
     rows = _rows(lines)
     count = len(columns)
@@ -90,9 +89,7 @@ def _rows(lines: Sequence[str]) -> dict[int, list[str]]:
 def _is_row(line: str) -> bool:
     words = line.split()
     return (
-        len(words) > 1
-        and _GPU.fullmatch(words[0]) is not None
-        and (_is_link(words[1]) or words[1] in ("X", "0"))
+        len(words) > 1 and _GPU.fullmatch(words[0]) is not None and _is_link(words[1])
     )
 
 
@@ -102,10 +99,8 @@ def _is_link(cell: str) -> bool:
     )
 
 
-def _affinities(
-    lines: Sequence[str], count: int
-) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the NUMA node and the CPUs of each GPU, if the cells are unambiguous."""
+def _affinities(lines: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the NUMA node and the CPUs of each GPU, where they can be told apart."""
     header = next(line for line in lines if _GPU.search(line))
     headings = [
         str(found)
@@ -116,7 +111,7 @@ def _affinities(
     numa: dict[str, str] = {}
     cpus: dict[str, str] = {}
     for number, cells in _rows(lines).items():
-        rest = [cell for cell in cells[count:] if not _CELLS.fullmatch(cell)]
+        rest = [cell for cell in cells if not _CELLS.fullmatch(cell)]
         if len(rest) == len(headings):
             found = dict(zip(headings, rest, strict=True))
         else:
@@ -124,7 +119,7 @@ def _affinities(
             lists = [cell for cell in rest if len(cell) > _LONGEST_NODE]
             found = {"CPU Affinity": lists[0]} if lists else {}
         near = found.get("NUMA Affinity", found.get("Node Affinity", ""))
-        if re.fullmatch(r"\d{1,5}", near, re.ASCII):
+        if re.fullmatch("[0-9]{1,5}", near):
             numa[str(number)] = near
         if _CPUS.fullmatch(found.get("CPU Affinity", "")):
             cpus[str(number)] = found["CPU Affinity"]
@@ -136,6 +131,8 @@ def _node(
     matrix: list[list[str]],
     numa: dict[str, str],
     cpus: dict[str, str],
+    *,
+    rocm: bool = False,
 ) -> Node:
     return Node(
         hostname=hostname,
@@ -146,6 +143,7 @@ def _node(
                 physical_index=place,
                 numa_node=int(numa[str(place)]) if str(place) in numa else None,
                 cpu_affinity=_expand(cpus[str(place)]) if str(place) in cpus else None,
+                rocm=rocm,
             )
             for place in range(len(matrix))
         ),

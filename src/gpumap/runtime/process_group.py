@@ -32,6 +32,7 @@ from gpumap.runtime.sigterm import place_of_main_thread
 from gpumap.time_limits import (
     ABORT_RETURNS,
     DESTROY_RETURNS,
+    INIT_IS_UNDER_WAY,
     INIT_RETURNS,
     LOOK_AT_INIT,
     TORCH_LATER,
@@ -106,9 +107,7 @@ class ProcessGroup:
             seconds = self.late_after + TORCH_LATER
         self._forming, self._forms_since = True, time.monotonic()
         self._before = newest()
-        beside = threading.Thread(target=_quietly, args=(meanwhile,), daemon=True)
-        if self._backend != "gloo":
-            beside.start()
+        beside = _Beside(meanwhile)
         try:
             self._variables.enter_context(group_environment(launch, self._rendezvous))
             dist.init_process_group(
@@ -131,8 +130,7 @@ class ProcessGroup:
                 "reached from here.",
             ) from error
         finally:
-            if self._backend != "gloo":
-                beside.join()
+            beside.join()
             self._forming = False
             self._installed = sys.excepthook
         self._formed = True
@@ -342,10 +340,28 @@ def list_all_ranks(group: dist.ProcessGroup, device: torch.device) -> None:
         options.global_ranks_in_group = list(range(group.size()))
 
 
-def _quietly(call: Callable[[], None]) -> None:
-    """Call in advance what is called again, where an error of its own is raised."""
-    with suppress(Exception):
-        call()
+class _Beside:
+    """A call in a thread beside torch's init, where that takes longer than a moment.
+
+    It may import torch._dynamo. Where that has begun already, init_process_group waits
+    for its end, at its beginning, to clear a cache in it (torch 2.13).
+    """
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call = call
+        self._init_is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def join(self) -> None:
+        self._init_is_over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        if not self._init_is_over.wait(INIT_IS_UNDER_WAY):
+            # It is called again where it is needed, and then raises what it raises.
+            with suppress(Exception):
+                self._call()
 
 
 def _end(why: str) -> NoReturn:
