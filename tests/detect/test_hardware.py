@@ -279,6 +279,17 @@ def test_of_slices_nothing_is_said(
     assert not caplog.text
 
 
+def test_of_slices_as_many_are_seen_as_the_runtime_counts(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """On a MIG host torch counts GPUs by NVML; CUDA shows a process one slice."""
+    pretend_nvml(monkeypatch, MIG)
+    pretend_torch(monkeypatch, MIG.devices[:3], counted=1)
+    found = detect_node("cuda", {}).devices
+    assert [device.uuid for device in found] == [MIG.devices[0].uuid]
+    assert not caplog.text
+
+
 def test_a_gpu_in_mig_mode_without_slices_is_none(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

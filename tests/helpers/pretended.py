@@ -28,10 +28,13 @@ def pretend_torch(
     counted: the CUDA runtime's own count, if torch's is of another mask.
     """
     kind = devices[0].kind
-    module = SimpleNamespace(
-        get_device_properties=lambda index: properties(devices[index])
-    )
     runtimes_own = len(devices) if counted is None else counted
+
+    def get_device_properties(index: int) -> SimpleNamespace:
+        assert index < runtimes_own, "Invalid device id"
+        return properties(devices[index])
+
+    module = SimpleNamespace(get_device_properties=get_device_properties)
     name = "_cuda_getDeviceCount"
     monkeypatch.setattr(torch._C, name, lambda: runtimes_own, raising=False)  # noqa: SLF001 - CUDA's own count
     accelerator = torch.accelerator

@@ -85,14 +85,15 @@ def _real_node(kind: str, variables: Mapping[str, str]) -> Node:
         )
     if found is None:
         return Node(hostname=hostname, hidden_by=_hiding(hostname, variables))
-    seen = Node(hostname=hostname, devices=_through_torch(found, variables))
+    torchs, runtimes = torch.accelerator.device_count(), _count_of_runtime(found)
+    count = min(torchs, runtimes)
+    seen = Node(hostname=hostname, devices=_through_torch(found, count, variables))
     amd = any(device.rocm for device in seen.devices)
     physical = nvml_node(hostname) if found == "cuda" and not amd else None
-    # torch.cuda counts by the current mask, the CUDA runtime by the one that it read
-    # when it started; torch has no public function for the runtime's count.
-    runtimes_own = getattr(torch._C, "_cuda_getDeviceCount", None)  # noqa: SLF001
-    counted = runtimes_own() if runtimes_own and found == "cuda" else len(seen.devices)
-    if counted != len(seen.devices) or _is_late(seen, physical, variables):
+    slices = physical is not None and any(device.mig for device in physical.devices)
+    # How many slices a process sees is the runtime's to say; torch counts whole GPUs.
+    changed = torchs != runtimes and not slices
+    if changed or _is_late(seen, physical, variables):
         name, mask = mask_of(seen, variables) or ("the *_VISIBLE_DEVICES mask", "unset")
         log.warning(
             "%s=%r was changed after the GPU runtime had started in this process, and "
@@ -123,7 +124,23 @@ def _hiding(hostname: str, environ: Mapping[str, str]) -> tuple[tuple[str, str],
         return tuple(masks_of(many, environ))
 
 
-def _through_torch(kind: str, environ: Mapping[str, str]) -> tuple[Device, ...]:
+def _count_of_runtime(kind: str) -> int:
+    """Return how many devices there are, as the CUDA runtime counts them.
+
+    torch.cuda counts by the current mask, the CUDA runtime by the one that it read when
+    it started; torch has no public function for the runtime's count.
+    """
+    import torch  # noqa: PLC0415 - as above
+
+    runtimes = getattr(torch._C, "_cuda_getDeviceCount", None)  # noqa: SLF001
+    if kind != "cuda" or runtimes is None:
+        return torch.accelerator.device_count()
+    return int(runtimes())
+
+
+def _through_torch(
+    kind: str, count: int, environ: Mapping[str, str]
+) -> tuple[Device, ...]:
     """Return the devices that torch sees; its errors become a DeviceError."""
     import torch  # noqa: PLC0415 - as above
 
@@ -134,7 +151,7 @@ def _through_torch(kind: str, environ: Mapping[str, str]) -> tuple[Device, ...]:
     try:
         return tuple(
             _device(kind, index, properties and properties(index), rocm=rocm)
-            for index in range(torch.accelerator.device_count())
+            for index in range(count)
         )
     except (RuntimeError, AssertionError, ValueError) as error:
         masks = [f"{n}={x!r}" for n, x in environ.items() if "VISIBLE_DEVICES" in n]
