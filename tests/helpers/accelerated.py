@@ -103,6 +103,8 @@ def kernel() -> None:
         summed()
         if RANK == 1:
             torch.get_device_module("pretend").fail_kernel(s.device.index)
+        if os.environ.get("COLLECTIVES"):
+            summed()  # the watchdog looks while a collective is under way
 
 
 def held() -> None:
@@ -113,6 +115,30 @@ def held() -> None:
             raise ValueError("bad batch")
         say("held")
         time.sleep(60)
+
+
+def computes() -> None:
+    """Rank 0 computes for 5 s while rank 1 fails, and then meets the group."""
+    with gpumap.session(start_timeout=START):
+        summed()
+        if RANK == 1:
+            raise ValueError("bad batch")
+        end = time.monotonic() + 5
+        while time.monotonic() < end:
+            sum(range(1000))
+        say("computed")
+        summed()
+        say("met")
+
+
+def variables() -> None:
+    """Say what is set for NCCL before, in and after a session."""
+    names = ("NCCL_SOCKET_IFNAME", "TORCH_NCCL_RETHROW_CUDA_ERRORS")
+    found = [[os.environ.get(name) for name in names]]
+    with gpumap.session(start_timeout=START):
+        found.append([os.environ.get(name) for name in names])
+    found.append([os.environ.get(name) for name in names])
+    say("variables", found)
 
 
 def again() -> None:

@@ -5,6 +5,7 @@ It is the pretended one of tests/accelerator: on the CPU, with NCCL's manners.
 
 import json
 import re
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,30 @@ def test_an_error_of_the_last_kernel_is_told_by_name() -> None:
     assert [first.code, second.code] == [1, 1]
     assert "device-side assert triggered" in second.out
     assert re.search(r"SessionError: rank 1 \(pid .*failed first: .*assert", first.out)
+
+
+def test_a_users_own_setting_of_the_watchdog_is_left_alone() -> None:
+    """With TORCH_NCCL_RETHROW_CUDA_ERRORS=1 the watchdog ends rank 1 by SIGABRT."""
+    _, second = job("kernel", TORCH_NCCL_RETHROW_CUDA_ERRORS="1", COLLECTIVES="1")
+    assert second.code == -signal.SIGABRT
+    assert "pretended watchdog: device error" in second.out
+
+
+def test_what_nccl_reads_is_set_for_the_session_only() -> None:
+    """On one machine NCCL listens on loopback, unless the user says where."""
+    out = ended_well(job("variables"))
+    assert out.count(str([[None, None], ["lo", "0"], [None, None]])) == 2
+    out = ended_well(job("variables", NCCL_SOCKET_IFNAME="eth7"))
+    assert out.count(str([["eth7", None], ["eth7", "0"], ["eth7", None]])) == 2
+
+
+def test_a_rank_that_computes_is_told_at_once_and_raises_at_the_group() -> None:
+    """Its log names rank 1 while it computes on; the next collective raises."""
+    first, _ = job("computes")
+    told, computed = first.out.index("the session ends: rank 1"), "computed\n"
+    assert told < first.out.index(computed)
+    assert "met" not in first.out
+    assert re.search(r"SessionError: rank 1 .* failed first: ValueError", first.out)
 
 
 def test_a_failing_rank_is_not_held() -> None:
