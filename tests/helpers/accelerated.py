@@ -17,6 +17,7 @@ from torch.distributed.fsdp import fully_shard
 
 import gpumap
 from gpumap.rendezvous.store_client import Client
+from gpumap.runtime import ddp
 
 RANK = int(os.environ.get("RANK", "0"))
 START = float(os.environ.get("START", "30"))
@@ -118,17 +119,33 @@ def held() -> None:
 
 
 def computes() -> None:
-    """Rank 0 computes for 5 s while rank 1 fails, and then meets the group."""
-    with gpumap.session(start_timeout=START):
+    """Rank 0 works for 5 s while rank 1 fails, and then meets the group."""
+    with gpumap.session(start_timeout=START, timeout=3):
         summed()
         if RANK == 1:
             raise ValueError("bad batch")
         end = time.monotonic() + 5
         while time.monotonic() < end:
-            sum(range(1000))
+            time.sleep(0.2)  # each time the same call, at the same place
         say("computed")
         summed()
         say("met")
+
+
+def imports() -> None:
+    """Rank 1 fails while rank 0 still imports what DDP needs."""
+    if RANK == 0:
+        ddp.import_what_ddp_needs = lambda: time.sleep(3)
+    wrap: Any = vars(ddp)["_wrap"]
+
+    def wrap_or_fail(*args: Any, **kwargs: Any) -> Any:
+        if RANK == 1:
+            raise ValueError("bad batch")
+        return wrap(*args, **kwargs)
+
+    vars(ddp)["_wrap"] = wrap_or_fail
+    with gpumap.ddp_session(model(), start_timeout=START):
+        say("wrapped")
 
 
 def variables() -> None:

@@ -141,11 +141,21 @@ def test_what_nccl_reads_is_set_for_the_session_only() -> None:
 
 
 def test_a_rank_that_computes_is_told_at_once_and_raises_at_the_group() -> None:
-    """Its log names rank 1 while it computes on; the next collective raises."""
+    """Its log names rank 1 while it works on; the next collective raises.
+
+    It runs Python, and so is not ended for what it does for longer than the time-out.
+    """
     first, _ = job("computes")
     told, computed = first.out.index("the session ends: rank 1"), "computed\n"
     assert told < first.out.index(computed)
     assert "met" not in first.out
+    assert re.search(r"SessionError: rank 1 .* failed first: ValueError", first.out)
+
+
+def test_a_failure_is_heard_while_what_ddp_needs_is_imported() -> None:
+    """The communicator has formed; rank 0's first collective raises."""
+    first, second = job("imports", PRETEND_INIT="0.5")
+    assert "ValueError: bad batch" in second.out
     assert re.search(r"SessionError: rank 1 .* failed first: ValueError", first.out)
 
 

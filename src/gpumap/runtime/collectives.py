@@ -48,27 +48,31 @@ def progress(group: str, after: Mapping[str, int]) -> Answer:
     before count. Of all groups' collectives the last 2,000 are kept; where none of this
     group's is among them, and some were dropped, how many it made is not known.
     """
-    noted: list[_Noted] = []
-    all_kept = True
-    for name in _recorders():
-        recorded: list[_Noted] = _recorded(name).get("entries", [])
-        noted += [
-            entry
-            for entry in recorded
-            if entry.group == group
-            and entry.group_number > after.get(name, -1)
-            and not entry.is_message
-        ]
-        all_kept = all_kept and (not recorded or recorded[0].record == 0)
-    latest = max((entry.group_number for entry in noted), default=None)
-    noted = [entry for entry in noted if entry.group_number == latest]
+    found = [_of_newest(name, group, after.get(name, -1)) for name in _recorders()]
+    noted = [entry for entries, _ in found for entry in entries]
     standing = next((entry for entry in noted if not entry.is_over), None)
+    made = [max((n.number for n in entries), default=0) for entries, _ in found]
+    is_known = bool(noted) or all(all_kept for _, all_kept in found)
     return Answer(
-        made=max((n.number for n in noted), default=0 if all_kept else None),
+        # A group of several backends has a recorder, and so a count, for each.
+        made=sum(made) if is_known else None,
         stands_in=standing and standing.operation.rpartition(":")[2],
         number=standing.number if standing else 0,
         main_thread=_main_thread(),
     )
+
+
+def _of_newest(recorder: str, group: str, after: int) -> tuple[list["_Noted"], bool]:
+    """Return what is kept of the newest group of a name, and whether all is kept."""
+    recorded: list[_Noted] = _recorded(recorder).get("entries", [])
+    noted = [
+        entry
+        for entry in recorded
+        if entry.group == group and entry.group_number > after and not entry.is_message
+    ]
+    latest = max((entry.group_number for entry in noted), default=None)
+    all_kept = not recorded or recorded[0].record == 0
+    return [entry for entry in noted if entry.group_number == latest], all_kept
 
 
 class _Noted(NamedTuple):

@@ -70,10 +70,12 @@ def abort_all() -> None:
     nccl = next((backend for group in groups for backend in _nccl_of(group)), None)
     if nccl is not None:
         nccl._group_start()  # noqa: SLF001 - as above
-    for group in reversed(groups):
-        group.abort()
-    if nccl is not None:
-        nccl._group_end()  # noqa: SLF001 - as above
+    try:
+        for group in reversed(groups):
+            group.abort()
+    finally:
+        if nccl is not None:
+            nccl._group_end()  # noqa: SLF001 - as above
 
 
 def _nccl_of(group: dist.ProcessGroup) -> list[Any]:

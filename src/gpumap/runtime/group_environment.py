@@ -24,12 +24,15 @@ def group_environment(
     """
     wanted = {**_interfaces(launch, rendezvous), **_ERRORS}
     added = {n: value for n, value in wanted.items() if not os.environ.get(n)}
+    before = {name: os.environ.get(name) for name in added}
     os.environ.update(added)
     try:
         yield
     finally:
-        for name in added:
+        for name, value in before.items():
             os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
 
 
 # After a CUDA error, NCCL's watchdog ends the process within 0.1 s, before the rank can

@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from datetime import timedelta
 from importlib import import_module
 from types import TracebackType
@@ -28,13 +28,13 @@ from gpumap.runtime.communicators import InTime, abort_all
 from gpumap.runtime.forks import outlive
 from gpumap.runtime.group_environment import group_environment
 from gpumap.runtime.local_setup import LocalSetup, SessionOptions
-from gpumap.runtime.sigterm import place_of_main_thread
+from gpumap.runtime.main_thread import holds_main_thread
 from gpumap.time_limits import (
     ABORT_RETURNS,
     DESTROY_RETURNS,
-    INIT_IS_UNDER_WAY,
     INIT_RETURNS,
     LOOK_AT_INIT,
+    LOOK_FOR_LATE,
     TORCH_LATER,
 )
 
@@ -74,11 +74,16 @@ class ProcessGroup:
         self._name = _name_of(self._group)
         self._before: Mapping[str, int] = {}
         self._formed = self._adopted
-        self._backend = setup.backend_in_use
+        self._backend = setup.backend_in_use.lower()
+        # gloo's connections break when a rank ends, and its collectives end in time.
+        self._breaks = self._backend == "gloo"
+        self._released = False
         of_torch = default_pg_nccl_timeout if "nccl" in self._backend else None
         timeout = options.group_timeout or of_torch or default_pg_timeout
         self._seconds = timeout.total_seconds()
-        self._splits = any(name in self._backend for name in _SPLITS)
+        self._splits = setup.device.type != "cpu" and any(
+            name in self._backend for name in _SPLITS
+        )
         self._connections = GlooConnections(everything=self._adopted)
         self._variables = ExitStack()
         self._abort = InTime("abort", abort_all)
@@ -88,13 +93,12 @@ class ProcessGroup:
         self._hook: _Hook = sys.excepthook
         self._installed: _Hook = sys.excepthook
 
-    def form(self, meanwhile: Callable[[], None]) -> None:
+    def form(self) -> None:
         """Initialise the group on a store whose ranks have all answered.
 
-        NCCL takes seconds for it, without Python: meanwhile is called in a thread.
-
         Raises:
-            SessionError: It did not form within start_timeout.
+            SessionError: It did not form within start_timeout, or another rank has
+                failed before.
         """
         if self._adopted:
             return
@@ -105,9 +109,11 @@ class ProcessGroup:
         seconds = options.start_seconds
         if self.late_after is not None:
             seconds = self.late_after + TORCH_LATER
-        self._forming, self._forms_since = True, time.monotonic()
+        self._forms_since, self._forming = time.monotonic(), True
+        if self._released:
+            self._forming = False
+            raise SessionError("another rank failed before the process group formed.")
         self._before = newest()
-        beside = _Beside(meanwhile)
         try:
             self._variables.enter_context(group_environment(launch, self._rendezvous))
             dist.init_process_group(
@@ -118,7 +124,7 @@ class ProcessGroup:
                 world_size=launch.world_size,
                 device_id=setup.device if self._splits else None,
             )
-            if self._backend == "gloo":
+            if self._breaks:
                 later = timedelta(seconds=self._seconds)
                 dist.distributed_c10d._set_pg_timeout(later)  # noqa: SLF001 - torch has no public way
         except (dist.DistError, RuntimeError) as error:
@@ -130,16 +136,21 @@ class ProcessGroup:
                 "reached from here.",
             ) from error
         finally:
-            beside.join()
+            self._take(dist.group.WORLD)
             self._forming = False
             self._installed = sys.excepthook
+        if self._released:
+            self.begin_abort()
+
+    def _take(self, group: dist.ProcessGroup | None) -> None:
+        """Take what init_process_group has made, as far as it came."""
+        if group is None:
+            return
+        if self._splits:
+            list_all_ranks(group, self._setup.device)
+        self._group, self._name = group, _name_of(group)
         self._formed = True
-        if group := dist.group.WORLD:
-            if self._splits:
-                list_all_ranks(group, setup.device)
-            self._group = group
-            self._name = _name_of(group)
-            _made.add(group)
+        _made.add(group)
 
     @property
     def late_after(self) -> float | None:
@@ -148,7 +159,7 @@ class ProcessGroup:
         gloo's raise an error then; NCCL's watchdog ends the process, which says nothing
         to the others.
         """
-        if self._adopted or self._backend == "gloo":
+        if self._adopted or self._breaks:
             return None
         return self._seconds
 
@@ -200,19 +211,20 @@ class ProcessGroup:
         """
         if self._adopted:
             return
+        self._released = True
         self._connections.shut_down()
         if self._forming:
             self._rendezvous.cut()
             self._end_if_init_stays()
-            return
         self.begin_abort()
-        threading.Thread(
-            target=self._end_if_held, name="gpumap: last words", daemon=True
-        ).start()
+        if not self._breaks:
+            threading.Thread(
+                target=self._end_if_held, name="gpumap: last words", daemon=True
+            ).start()
 
     def begin_abort(self) -> None:
         """Begin to end communicators that would wait for the others'."""
-        if self._formed and not self._adopted and self._backend != "gloo":
+        if self._formed and not self._adopted and not self._breaks:
             self._abort.begin()
 
     def _end_if_init_stays(self) -> None:
@@ -223,11 +235,11 @@ class ProcessGroup:
             time.sleep(LOOK_AT_INIT)
 
     def _end_if_held(self) -> None:
-        """End the process if one call of a library holds the main thread."""
-        before = place_of_main_thread()
-        seconds = self._seconds
-        if not self.leaving.wait(seconds) and before == place_of_main_thread():
-            _end(f"a library has held its main thread for {seconds:g} s")
+        """End the process once a library holds the main thread for too long."""
+        while not self.leaving.is_set():
+            if holds_main_thread(self._seconds, self.leaving):
+                _end(f"a library has held its main thread for {self._seconds:g} s")
+            self.leaving.wait(LOOK_FOR_LATE)
 
     def destroy(self) -> None:
         """End the group after all ranks have finished.
@@ -245,7 +257,7 @@ class ProcessGroup:
             self._restore()
             return
         try:
-            if self._backend == "gloo":
+            if self._breaks:
                 dist.destroy_process_group()
             else:
                 InTime("destroy", dist.destroy_process_group).wait(DESTROY_RETURNS)
@@ -271,7 +283,7 @@ class ProcessGroup:
         try:
             if dist.group.WORLD is not self._group or self._group is None:
                 return
-            if self._backend == "gloo":
+            if self._breaks:
                 dist.destroy_process_group()
             else:
                 self._abort.wait(ABORT_RETURNS)
@@ -338,30 +350,6 @@ def list_all_ranks(group: dist.ProcessGroup, device: torch.device) -> None:
     options = getattr(backend, "options", None)
     if options is not None and hasattr(options, "global_ranks_in_group"):
         options.global_ranks_in_group = list(range(group.size()))
-
-
-class _Beside:
-    """A call in a thread beside torch's init, where that takes longer than a moment.
-
-    It may import torch._dynamo. Where that has begun already, init_process_group waits
-    for its end, at its beginning, to clear a cache in it (torch 2.13).
-    """
-
-    def __init__(self, call: Callable[[], None]) -> None:
-        self._call = call
-        self._init_is_over = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def join(self) -> None:
-        self._init_is_over.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        if not self._init_is_over.wait(INIT_IS_UNDER_WAY):
-            # It is called again where it is needed, and then raises what it raises.
-            with suppress(Exception):
-                self._call()
 
 
 def _end(why: str) -> NoReturn:

@@ -19,6 +19,7 @@ from gpumap.mapping.policy import Gpus, Scores, Strategy
 from gpumap.rendezvous.model_digest import Likeness
 from gpumap.rendezvous.store_client import StoreLostError
 from gpumap.runtime.alone import alone
+from gpumap.runtime.beside import beside
 from gpumap.runtime.block import Block
 from gpumap.runtime.contexts import Contexts
 from gpumap.runtime.local_setup import (
@@ -133,7 +134,7 @@ def life_of(
 
     check says what all ranks' models must be like, and may refuse to start; let_go
     takes from what was yielded what keeps the process group alive; meanwhile is called
-    in a thread while the communicator forms, where that takes long.
+    in a thread while the communicator forms, if that takes long.
     """
     with Sigterm(options.start_seconds) as sigterm, ExitStack() as stack:
         options.check_types()
@@ -155,7 +156,8 @@ def life_of(
         ending = _ending(options, started, group)
         sigterm.last_words = lambda: ending.last_words(Terminated())
         try:
-            group.form(meanwhile)
+            with beside(meanwhile):
+                group.form()
             _current.append(_session(started))
             value = wrap(_current[-1])
             try:

@@ -181,22 +181,23 @@ class Shutdown:
         """Look now and then, which asks nobody, whether this rank waits too long."""
         pause = min(LOOK_FOR_LATE, (self._group.late_after or LOOK_FOR_LATE) / 4)
         while not self._group.leaving.wait(pause):
-            if self._group.is_late():
-                self._tell_who_is_late()
+            if self._group.is_late() and self._tell_who_is_late():
                 return
 
-    def _tell_who_is_late(self) -> None:
+    def _tell_who_is_late(self) -> bool:
+        """Tell all why this rank waits too long; return whether it still does."""
         try:
             peers = self._started.peers(DOING)
             with closing(peers.store):
                 fault = self._diagnosis_by(peers).first_fault()
-                if fault is None:
-                    doing = self._group.doing()
-                    fault = too_long(self._me, doing)
+                if not self._group.is_late():
+                    return False
+                fault = fault or too_long(self._me, self._group.doing())
                 entry = Entry(kind="outcome", member=self._me, fault=fault)
                 Journal(peers.store).append(entry)
         except StoreLostError as error:
             self._listener.lose(error)
+        return True
 
     def _diagnosis_by(self, peers: Peers) -> Diagnosis:
         return Diagnosis(peers, self._neighbours, self._listener, self._group)

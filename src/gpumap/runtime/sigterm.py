@@ -14,7 +14,7 @@ from typing import Self
 
 from gpumap.time_limits import LIBRARY_HOLDS_SIGTERM
 
-__all__ = ["Sigterm", "Terminated", "place_of_main_thread"]
+__all__ = ["Sigterm", "Terminated"]
 
 _CODE = 128 + signal.SIGTERM
 _STOP = b"\0"
@@ -89,10 +89,10 @@ class Sigterm(AbstractContextManager["Sigterm"]):
 
     def is_held(self) -> bool:
         """Tell, after a SIGTERM, whether a library blocks the main thread too long."""
-        before = place_of_main_thread()
+        before = _place_of_main_thread()
         if not self._raised.wait(self.seconds):
             # If the main thread has moved on, a handler of the user was running.
-            still = before == place_of_main_thread()
+            still = before == _place_of_main_thread()
             return still and signal.getsignal(signal.SIGTERM) == self.handle
         self.leaving.wait()
         return not self._left.wait(self.seconds)
@@ -169,7 +169,7 @@ def _is_own(sender: list[tuple[int, int, bytes]]) -> bool:
     return all(_PEER.unpack(peer)[0] == os.getpid() for *_, peer in sender)
 
 
-def place_of_main_thread() -> object:
+def _place_of_main_thread() -> object:
     """Return a value that changes as soon as the main thread executes Python."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001 - Python has no public way
     return None if frame is None else (id(frame), frame.f_lasti)

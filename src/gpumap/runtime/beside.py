@@ -1,0 +1,33 @@
+"""A call in a thread, while the main thread waits in torch's init."""
+
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+
+from gpumap.time_limits import INIT_IS_UNDER_WAY
+
+__all__ = ["beside"]
+
+
+@contextmanager
+def beside(call: Callable[[], None]) -> Generator[None, None, None]:
+    """Make a call in a thread if the block takes longer than a moment.
+
+    The call may import torch._dynamo. If that import had begun earlier,
+    init_process_group would wait for it in its first steps, to clear a cache in it
+    (torch 2.13). The call is made again where it is needed, and raises there.
+    """
+    is_over = threading.Event()
+
+    def run() -> None:
+        if not is_over.wait(INIT_IS_UNDER_WAY):
+            with suppress(Exception):
+                call()
+
+    thread = threading.Thread(target=run, name="gpumap: import", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
