@@ -23,6 +23,7 @@ from gpumap.mapping.pool import Pool
 from gpumap.mapping.ranks import RankLayout
 from gpumap.mapping.tables import device_table, link_table, placement_table
 from gpumap.mapping.visibility import doubt, mask_of
+from gpumap.words import plural
 
 # Kinds for which every torch has a backend; for others torch is asked.
 _TORCHS_KINDS = ("cpu", "cuda", "mps", "xpu")
@@ -341,7 +342,7 @@ def _node(node: Node, report: Report) -> str:
     pretended = f" (rehearsal of {report.machine})" if report.machine else ""
     mask = f", {report.mask[0]}={report.mask[1]!r}" if report.mask else ""
     count = len(node.devices)
-    seen = f"{count or 'no'} device{'s'[: count != 1]} visible"
+    seen = f"{count or 'no'} {plural('device', count)} visible"
     return f"node: {node.hostname}{pretended}{mask}: {seen}"
 
 

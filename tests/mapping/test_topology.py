@@ -169,7 +169,7 @@ AMD = "Link Type between two GPUs\n"
         ("", "nvidia-smi lists 0 GPUs in its header and 0 rows of links."),
         (
             "GPU0 GPU1\nGPU0 X NV1\n",
-            "nvidia-smi lists 2 GPUs in its header and 1 rows of links.",
+            "nvidia-smi lists 2 GPUs in its header and 1 row of links.",
         ),
         (
             "GPU0 GPU1\nGPU0 X NV1\nGPU1 NV2 X\n",
@@ -193,7 +193,7 @@ AMD = "Link Type between two GPUs\n"
         ),
         (
             f"{AMD}GPU0 GPU1\nGPU0 0 XGMI\n",
-            "rocm-smi lists 2 GPUs in its header and 1 rows of links.",
+            "rocm-smi lists 2 GPUs in its header and 1 row of links.",
         ),
     ],
     ids=lambda value: value.replace("\n", "|"),

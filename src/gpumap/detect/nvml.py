@@ -25,8 +25,12 @@ _STATE = 165  # NVML_FI_DEV_NVLINK_GET_STATE
 _NODE_SCOPE = 0  # NVML_AFFINITY_SCOPE_NODE
 _ABSENT = (9, 12)  # NVML_ERROR_DRIVER_NOT_LOADED, NVML_ERROR_LIBRARY_NOT_FOUND
 _SHARED_BY_SLICES = (
-    *("physical_index", "pci_bus_id", "name"),
-    *("compute_capability", "numa_node", "cpu_affinity"),
+    "physical_index",
+    "pci_bus_id",
+    "name",
+    "compute_capability",
+    "numa_node",
+    "cpu_affinity",
 )
 # Words of 64 bits: more NUMA nodes and CPUs than any host has.
 _NUMA_WORDS, _CPU_WORDS = 16, 64

@@ -17,6 +17,7 @@ from gpumap.mapping.placement import (
 from gpumap.mapping.policy import Gpus, Policy, Scores, Strategy, called
 from gpumap.mapping.scores import scores_of
 from gpumap.mapping.strategies import STRATEGIES
+from gpumap.words import plural
 
 __all__ = ["Pool", "can_share", "place"]
 
@@ -242,7 +243,7 @@ class Pool:
         )
         raise PlacementError(
             f"{processes} processes on {self.node.hostname} have {count} "
-            f"device{'s'[: count > 1]}: local rank {count} and up would have none.",
+            f"{plural('device', count)}: local rank {count} and up would have none.",
             f'strategy "{self.policy.name}" gives {self.in_words}; '
             f"the pool is {names}.",
             f"Start {count} on each node ({launch.command(count)}), or {share}."

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from gpumap.errors import DeviceError
 from gpumap.mapping.devices import Device, Link, Node
+from gpumap.words import plural
 
 __all__ = ["parse_topology"]
 
@@ -59,7 +60,8 @@ def _matrix(lines: Sequence[str], program: str) -> list[list[str]]:
     whole = columns == list(range(count)) and list(rows) == columns
     if not count or not whole or _is_row(header):
         raise _unreadable(
-            f"{program} lists {count} GPUs in its header and {len(rows)} rows of links."
+            f"{program} lists {count} GPUs in its header and {len(rows)} "
+            f"{plural('row', len(rows))} of links."
         )
     matrix = [cells[:count] for cells in rows.values()]
     for a, cells in enumerate(matrix):

@@ -10,6 +10,7 @@ from gpumap.mapping.masks import (
     level_zero_visible,
     rocm_visible,
 )
+from gpumap.words import plural
 
 __all__ = [
     "ALL_MASKS",
@@ -114,7 +115,7 @@ def doubt(seen: Node, environ: Mapping[str, str]) -> str | None:
             sliced = any(device.mig for device in seen.devices)
             return (
                 f"{name}={text!r} lists {len(entries)} "
-                f"device{'s'[: len(entries) > 1]}, and {there} "
+                f"{plural('device', len(entries))}, and {there} "
                 f"{'is' if there == 1 else 'are'} visible: "
                 + (
                     "of MIG instances a process is sure of one only."

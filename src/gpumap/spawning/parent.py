@@ -23,6 +23,7 @@ from gpumap.rendezvous.store_client import StoreLostError
 from gpumap.spawning.child import Raised, Raising, Returned
 from gpumap.spawning.pickling import loads
 from gpumap.time_limits import FAIL_BY_THEMSELVES, LEAVE_WHEN_TOLD
+from gpumap.words import plural
 
 __all__ = ["Rank", "end_all", "first_failed", "raise_from", "watch"]
 
@@ -209,7 +210,7 @@ def _named(rank: Rank, store: dist.Store) -> str:
 
 def _late(missing: list[int], seconds: float) -> SessionError:
     return SessionError(
-        f"rank{'s'[: len(missing) > 1]} {', '.join(map(str, missing))} did not start "
+        f"{plural('rank', len(missing))} {', '.join(map(str, missing))} did not start "
         f"within {seconds:g} s.",
         "A new process first imports the script.",
         "Move slow work out of the script's top level, or give start_timeout=… more.",
