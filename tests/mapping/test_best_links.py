@@ -31,7 +31,7 @@ def numbers(listed: str) -> list[int]:
     "case", CASES, ids=lambda c: f"{c['topology']}-{c['expected']}"
 )
 def test_published_cases(case: dict[str, str]) -> None:
-    """From another allocator's tests, and by arithmetic on the matrix."""
+    """Choices match another allocator's tests and arithmetic on the matrices."""
     chosen = best_linked(
         parse_topology(text(case["topology"])),
         int(case["k"]),
@@ -42,7 +42,7 @@ def test_published_cases(case: dict[str, str]) -> None:
 
 
 def slowest_of_best_ring(members: tuple[int, ...], speeds: list[list[float]]) -> float:
-    """Return it by trying every order: what best_linked must not miss."""
+    """Return the speed of the best ring's slowest link, by trying every order."""
     if len(members) == 1:
         return 0.0
     first, *others = members
@@ -54,7 +54,7 @@ def slowest_of_best_ring(members: tuple[int, ...], speeds: list[list[float]]) ->
 
 
 def exhaustive(n1: Node, k: int, members: list[int]) -> tuple[int, ...]:
-    """Return the best set by the rule as it is written, without any shortcut."""
+    """Return the best set by comparing all sets of k, without any shortcut."""
     speeds = link_speeds(n1)
 
     def worth(chosen: tuple[int, ...]) -> tuple[float, float, int, list[int]]:
@@ -74,7 +74,7 @@ SMALL = [n for n in WHOLE if 1 < len(parse_topology(text(n)).devices) <= 8]
 
 @pytest.mark.parametrize("name", SMALL)
 def test_an_exhaustive_search_agrees_on_every_machine(name: str) -> None:
-    """For every k up to 6, with all devices and with two taken by others."""
+    """For k up to 6 the choice is an exhaustive search's, also without two devices."""
     n1 = parse_topology(text(name))
     count = len(n1.devices)
     for members in (list(range(count)), list(range(count))[1:-1] or [0]):
@@ -84,7 +84,7 @@ def test_an_exhaustive_search_agrees_on_every_machine(name: str) -> None:
 
 
 def test_a_square_of_nvlinks_beats_a_star() -> None:
-    """DGX-1 V100, {0, 1, 2, 4, 5}, four: the ring 0-1-5-4 has no PCIe link."""
+    """Of 0, 1, 2, 4, 5 on a DGX-1, 0-1-5-4 is chosen: a ring without a PCIe link."""
     chosen = best_linked(parse_topology(text("dgx1-v100")), 4, [0, 1, 2, 4, 5])
     assert [device.index for device in chosen] == [0, 1, 4, 5]
 
@@ -94,7 +94,7 @@ def test_a_square_of_nvlinks_beats_a_star() -> None:
 def test_random_matrices_agree_with_the_exhaustive_search(
     count: int, data: st.DataObject
 ) -> None:
-    """With holes, ties and unknown links."""
+    """For random links, some tied or unknown, the choice is an exhaustive search's."""
     links = [
         Link(a=a, b=b, **data.draw(st.sampled_from(KINDS)))
         for a, b in combinations(range(count), 2)
@@ -116,7 +116,7 @@ KINDS: list[dict[str, Any]] = [
 
 
 def linked(count: int, kinds: dict[tuple[int, int], dict[str, Any]]) -> Node:
-    """Return so many devices, and the links between some."""
+    """Return a node of so many devices with the given links."""
     return Node(
         hostname="n1",
         devices=tuple(Device(kind="cuda", index=i) for i in range(count)),
@@ -129,7 +129,7 @@ NV6: dict[str, Any] = {"nvlinks": 6}
 
 
 def test_speeds_are_those_of_nccls_model() -> None:
-    """20 GB/s for each NVLink, 50 for XGMI, 6 across sockets; unknown is 0."""
+    """A link has 20 GB/s per NVLink, 50 by XGMI, 6 across sockets, 0 if unknown."""
     kinds = {(0, 1): NV2, (0, 2): {"xgmi": True}, (3, 1): {"pcie": "SYS"}, (2, 3): {}}
     assert link_speeds(linked(4, kinds)) == [
         [0, 40, 50, 0],
@@ -140,7 +140,7 @@ def test_speeds_are_those_of_nccls_model() -> None:
 
 
 def test_whoever_measured_bandwidths_gives_their_own() -> None:
-    """Where NVLink is slower than PCIe, PCIe is chosen."""
+    """Bandwidths that the user passes decide, even if PCIe then beats NVLink."""
     n1 = linked(3, {(0, 1): NV2, (1, 2): {"pcie": "PIX"}})
     mine = {"NVLINK": 1.0, "PIX": 3.0}
     assert [d.index for d in best_linked(n1, 2)] == [0, 1]
@@ -173,7 +173,7 @@ TWO_TRIANGLES = [(0, 1), (1, 2), (0, 2), (3, 4), (4, 5), (3, 5)]
 def test_a_ring_is_as_fast_as_its_slowest_link(
     fast: list[tuple[int, int]], speed: float
 ) -> None:
-    """Two NVLinks where it can be drawn through all of them, else SYS among them."""
+    """A ring has NVLink's speed if NVLinks alone close it, else that of SYS."""
     count = max(b for _, b in fast) + 1
     slow: dict[str, Any] = {"pcie": "SYS"}
     pairs = combinations(range(count), 2)
@@ -185,7 +185,7 @@ def test_a_ring_is_as_fast_as_its_slowest_link(
 
 
 def test_a_ring_through_an_unknown_path_has_no_slowest_link() -> None:
-    """Of three devices, one pair is known."""
+    """A ring with an unknown link has speed 0 and no slowest link."""
     n1 = linked(3, {(0, 1): NV2})
     assert ring_link(n1, n1.devices) == (0.0, None)
 
@@ -207,7 +207,7 @@ NEAR: list[dict[str, Any]] = [
 def test_among_equals_the_fewest_numa_nodes_win(
     count: int, kinds: list[int], expected: list[int]
 ) -> None:
-    """Two kinds of places in turn: 0 and 2 are near each other, 0 and 1 perhaps."""
+    """Among equally linked sets, the one on the fewest NUMA nodes is chosen."""
     devices = tuple(
         Device(kind="cuda", index=i, **NEAR[kinds[i % 2]]) for i in range(count)
     )
@@ -216,7 +216,7 @@ def test_among_equals_the_fewest_numa_nodes_win(
 
 
 def test_beyond_sixteen_devices_a_swap_search_finds_islands() -> None:
-    """Twenty devices, five NVLinked islands of four: k=4 is one whole island."""
+    """Of five NVLinked islands of four devices, k=4 gives one whole island."""
     links = [
         Link(a=a, b=b, nvlinks=4) if a % 5 == b % 5 else Link(a=a, b=b, pcie="SYS")
         for a, b in combinations(range(20), 2)
@@ -228,11 +228,11 @@ def test_beyond_sixteen_devices_a_swap_search_finds_islands() -> None:
 
 
 def island(*members: int, nvlinks: int) -> dict[tuple[int, int], dict[str, Any]]:
-    """Return links between each two of some devices."""
+    """Return so many NVLinks for each pair of the members."""
     return {pair: {"nvlinks": nvlinks} for pair in combinations(members, 2)}
 
 
-# By the greatest number of NVLinks that a whole ring has; other pairs are unconnected.
+# The set whose ring has the most NVLinks is expected; other pairs are unconnected.
 LARGE: dict[str, tuple[dict[tuple[int, int], dict[str, Any]], list[int]]] = {
     "no link at all": ({}, [0]),
     "the faster pair": ({(3, 5): NV2, (7, 12): NV6}, [7, 12]),
@@ -259,7 +259,7 @@ def test_large_machines_are_searched_too(
     links: dict[tuple[int, int], dict[str, Any]],
     expected: list[int],
 ) -> None:
-    """Exactly up to 16 devices; beyond, as far as growing and swapping get."""
+    """The best ring is found among 16 devices (exactly) and 17 (by swapping)."""
     n1 = linked(max(count, 17), links)
     pool = None if count == 17 else [i for i in range(17) if i != 8]
     found = best_linked(n1, len(expected), pool)
@@ -267,7 +267,7 @@ def test_large_machines_are_searched_too(
 
 
 def test_up_to_sixteen_devices_the_choice_is_exact() -> None:
-    """The ring 3-4-5-6, from which the fastest link of all leads away."""
+    """Among 16 devices a ring of four is chosen, despite a faster link elsewhere."""
     ring = [(3, 4), (4, 5), (5, 6), (3, 6)]
     n1 = linked(16, {(0, 1): NV6} | dict.fromkeys(ring, NV2))
     assert [device.index for device in best_linked(n1, 4)] == [3, 4, 5, 6]
@@ -314,14 +314,14 @@ def test_what_cannot_be_chosen_is_an_error(
     seen: str,
     hint: str,
 ) -> None:
-    """Never an empty answer."""
+    """A number of devices that the pool cannot give is an error, not an empty list."""
     with pytest.raises(PlacementError) as caught:
         best_linked(node(4), k, pool, required)
     assert caught.value.args == (happened, seen, hint, ())
 
 
 def test_the_strategy_takes_as_many_as_there_are_processes() -> None:
-    """Two of four RTX 8000: the pair 0-3, in index order by local rank."""
+    """The strategy "linked" chooses a device per process, in index order."""
     n1 = parse_topology(text("rtx8000x4-nvlink-pairs"))
     placed = [place(launch(n, 2), n1, "linked") for n in range(2)]
     assert [p.device.index for p in placed] == [0, 3]
@@ -331,7 +331,7 @@ def test_the_strategy_takes_as_many_as_there_are_processes() -> None:
 
 
 def test_without_links_the_lowest_indices_are_taken() -> None:
-    """A node read through torch alone tells of none."""
+    """Without links, as read through torch alone, the lowest indices are taken."""
     assert [place(launch(n, 2), node(4), "linked").device.index for n in (0, 1)] == [
         0,
         1,
@@ -339,7 +339,7 @@ def test_without_links_the_lowest_indices_are_taken() -> None:
 
 
 def test_the_strategy_needs_the_number_of_processes() -> None:
-    """It is not counted from the local rank."""
+    """The strategy "linked" is an error if local_world_size is not known."""
     me = Launch(launcher="torch variables", rank=0, world_size=2, local_rank=0)
     with pytest.raises(LaunchError) as caught:
         place(me, node(4), "linked")
@@ -353,7 +353,7 @@ def test_the_strategy_needs_the_number_of_processes() -> None:
 
 
 def test_of_a_single_process_the_number_is_known() -> None:
-    """One device is chosen, though the launcher does not say that it is one."""
+    """A world of one is one local process, even if the launcher does not say so."""
     alone = Launch(launcher="single process", rank=0, world_size=1)
     placed = place(alone, linked(3, {(1, 2): NV2}), "linked")
     assert placed.device.index == 0
@@ -361,12 +361,12 @@ def test_of_a_single_process_the_number_is_known() -> None:
 
 
 def test_a_bound_task_takes_its_own() -> None:
-    """There is nothing to choose."""
+    """A task with one bound device takes it; "linked" has nothing to choose."""
     assert place(launch(3, 8, devices_bound=True), node(1), "linked").device.index == 0
 
 
 def test_the_data_is_where_its_index_says() -> None:
-    """Each row of both indices names a file."""
+    """Each row of both index files names a file that exists."""
     for index in ("INDEX.tsv", "INDEX-collected.tsv"):
         rows = (FOLDER / index).read_text().splitlines()[1:]
         missing = [r for r in rows if not Path(FOLDER, r.split("\t")[0]).exists()]

@@ -1,4 +1,4 @@
-"""What a user may call a device, and what happens when none is called so."""
+"""References to devices: the forms that resolve, and the errors for others."""
 
 from dataclasses import dataclass
 
@@ -20,37 +20,37 @@ from helpers.nodes import MIG, node
     ],
 )
 def test_one_device_has_many_names(ref: DeviceRef) -> None:
-    """Index, torch's text, UUID in any case, a start of it, bus ID without domain."""
+    """An index, torch's text, a UUID (or its start) and a bus ID name one device."""
     assert resolve(ref, node(4)).index == 2
 
 
 @dataclass(frozen=True)
 class LikeTorchs:
-    """What a torch.device shows of itself."""
+    """A stand-in for torch.device."""
 
     type: str
     index: int
 
     def __str__(self) -> str:
-        """Return it as torch does."""
+        """Return the text that torch gives, such as cuda:2."""
         return f"{self.type}:{self.index}"
 
 
 def test_a_device_of_torch_is_taken_for_what_it_says() -> None:
-    """Its kind and its index."""
+    """A torch.device is resolved by its type and its index."""
     assert resolve(LikeTorchs("cuda", 2), node(4)).index == 2
     with pytest.raises(DeviceError, match="there is no device 'xpu:2' on n1"):
         resolve(LikeTorchs("xpu", 2), node(4))
 
 
 def test_a_start_that_two_uuids_have_names_neither() -> None:
-    """Of two cards."""
+    """The start of a UUID that two devices share is an error."""
     with pytest.raises(DeviceError, match="'GPU-a' names 2 devices on n1"):
         resolve("GPU-a", node(2))
 
 
 def test_a_slice_is_named_by_its_own_uuid() -> None:
-    """Or a unique start of it; its GPU's UUID and bus ID fit all of its slices."""
+    """A MIG slice is named by its own UUID or its start, not by its GPU's UUID."""
     assert resolve("MIG-532453fc-0faa-5c3c-9709-a3fc2e76083d", MIG).index == 2
     assert resolve("MIG-5", MIG).index == 2
     for several in ("GPU-0aa11ebd", "0000:0f:00.0"):
@@ -123,7 +123,7 @@ GOOD = 'Write an index (2), a UUID ("GPU-5c3…") or a PCI bus ID ("0000:3b:00.0
 def test_what_names_no_device_is_an_error(
     refs: list[DeviceRef], said: str, seen: str, hint: str
 ) -> None:
-    """All references that fail are named at once."""
+    """All references that name no device are in one error."""
     with pytest.raises(DeviceError) as caught:
         resolve_all(refs, node(4))
     assert caught.value.args == (said, seen, hint)
@@ -161,7 +161,7 @@ MASK_HIDES = (
 def test_what_was_probably_meant_is_told(
     visible: int, first_physical: int, refs: list[DeviceRef], hint: str
 ) -> None:
-    """A text is a UUID or a bus ID; under a mask, other numbers are physical ones."""
+    """The hint fits the mistake: a text is no index; a mask renumbers devices."""
     with pytest.raises(DeviceError) as caught:
         resolve_all(refs, node(visible, first_physical=first_physical))
     assert caught.value.hint == hint
@@ -169,13 +169,13 @@ def test_what_was_probably_meant_is_told(
 
 @pytest.mark.parametrize("ref", ["xpu:2", "cuda:4", "cuda:", "cuda:-1", "cuda:x"])
 def test_a_device_of_torch_that_is_not_there_is_told(ref: str) -> None:
-    """Of another kind, beyond the last, or no device at all."""
+    """A torch device of another kind, out of range or malformed is an error."""
     with pytest.raises(DeviceError, match="there is no device"):
         resolve(ref, node(4))
 
 
 def test_a_list_in_a_list_is_told_the_flat_one() -> None:
-    """A list passed where an index belongs is the trap behind set_device([2, 3])."""
+    """A list where an index belongs, as in set_device([2, 3]), is an error."""
     with pytest.raises(DeviceError) as caught:
         resolve_all([[2, 3]], node(4))  # type: ignore[list-item]
     assert caught.value.args == (
@@ -186,7 +186,7 @@ def test_a_list_in_a_list_is_told_the_flat_one() -> None:
 
 
 def test_a_whole_uuid_wins_over_being_a_prefix_of_another() -> None:
-    """GPU-1 is itself, although GPU-12 starts with it."""
+    """A whole UUID names its device, even if another UUID starts with it."""
     cards = [
         Device(kind="cuda", index=i, uuid=u) for i, u in enumerate(["GPU-12", "GPU-1"])
     ]
@@ -195,7 +195,7 @@ def test_a_whole_uuid_wins_over_being_a_prefix_of_another() -> None:
 
 @given(st.lists(st.one_of(st.integers(), st.text(), st.floats(), st.booleans())))
 def test_any_reference_is_a_device_or_a_device_error(refs: list[DeviceRef]) -> None:
-    """Nothing else is ever raised, and what is found is in the node."""
+    """Any list of references gives devices of the node, or raises DeviceError."""
     n1 = node(3)
     try:
         found = resolve_all(refs, n1)

@@ -8,13 +8,13 @@ from helpers.nodes import node
 
 
 def test_a_node_goes_to_json_and_back() -> None:
-    """What detect saves, a rehearsal reads."""
+    """A node saved as JSON is read back unchanged."""
     n1 = node(2).model_copy(update={"links": (Link(a=0, b=1, nvlinks=4, pcie="SYS"),)})
     assert Node.model_validate_json(n1.model_dump_json()) == n1
 
 
 def test_values_are_frozen() -> None:
-    """A value that was checked stays as it was."""
+    """The fields of a node cannot be changed."""
     with pytest.raises(Exception, match="frozen"):
         node(1).hostname = "n2"  # type: ignore[misc]
 
@@ -29,19 +29,19 @@ def test_values_are_frozen() -> None:
     ids=["to nowhere", "to itself", "twice"],
 )
 def test_links_join_two_devices_of_the_node_once(links: list[Link]) -> None:
-    """A matrix that contradicts its devices was misread."""
+    """A link to no device or to itself, or two for one pair, is an error."""
     with pytest.raises(DeviceError, match="the links of node n1 do not fit"):
         Node(hostname="n1", devices=node(2).devices, links=tuple(links))
 
 
 def test_devices_are_in_torchs_order() -> None:
-    """devices[i].index is i, so that an index can be used to look one up."""
+    """A node whose devices[i].index is not i is an error."""
     with pytest.raises(DeviceError, match="not in torch's order"):
         Node(hostname="n1", devices=node(2).devices[::-1])
 
 
 def test_keeping_counts_devices_and_links_anew() -> None:
-    """Devices 3 and 1 become 0 and 1, and keep the link between them."""
+    """Devices that are kept are renumbered from 0, and so are their links."""
     whole = node(4).model_copy(
         update={"links": (Link(a=1, b=3, nvlinks=2), Link(a=0, b=1, pcie="SYS"))}
     )
@@ -52,14 +52,14 @@ def test_keeping_counts_devices_and_links_anew() -> None:
 
 
 def test_a_device_says_torchs_name_and_a_prefix_that_can_be_pasted() -> None:
-    """The printed start of a UUID is a reference by itself."""
+    """A device's text is torch's name and the start of its UUID."""
     long = Device(kind="cuda", index=1, uuid="GPU-5c3a01b2-77aa-4f00-8000-000000000001")
     assert str(long) == "cuda:1 (GPU-5c3a01b2…)"
     assert str(CPU) == "cpu"
 
 
 def test_visible_lists_both_numberings() -> None:
-    """Under a mask, torch's index and the physical one differ."""
+    """Under a mask, both torch's index and the physical number are shown."""
     assert node(2, first_physical=2).visible == (
         "Visible on n1: cuda:0 (GPU-a000n1…) = physical 2, "
         "cuda:1 (GPU-a100n1…) = physical 3."
@@ -68,7 +68,7 @@ def test_visible_lists_both_numberings() -> None:
 
 
 def test_an_unknown_field_is_an_error_in_our_words() -> None:
-    """A typing error in a rehearsal file is found."""
+    """An unknown field, a typing error perhaps, is a DeviceError."""
     with pytest.raises(DeviceError) as caught:
         Device.model_validate({"kind": "cuda", "index": 0, "memory": 5})
     assert caught.value.happened == "this is not a valid Device."

@@ -1,4 +1,4 @@
-"""What is worth a second thought in a choice of devices that works."""
+"""Advice on a choice of devices that works, and could be better."""
 
 import pytest
 
@@ -22,7 +22,7 @@ def advised(name: str | Node, *indices: int) -> list[str]:
         ("rtx8000x4", (0, 1), "cuda:0, cuda:1 reach each other through NODE", "[0, 3]"),
         ("rtx8000x4", (2, 0), "cuda:2, cuda:0 reach each other through SYS", "[0, 3]"),
         ("t4x4", (0, 3), "cuda:0, cuda:3 reach each other through SYS", "[1, 2]"),
-        # Both are NVLinked, one pair with two.
+        # Both pairs are NVLinked, 0-1 by one link and 0-3 by two.
         ("dgx1-v100", (0, 1), "cuda:0, cuda:1 reach each other through NV1", "[0, 3]"),
         ("dgx1-v100", (0, 1, 5), "through SYS at best", "[0, 2, 3]"),
     ],
@@ -30,14 +30,14 @@ def advised(name: str | Node, *indices: int) -> list[str]:
 def test_a_badly_linked_choice_is_told_the_better_one(
     name: str, indices: tuple[int, ...], worse: str, better: str
 ) -> None:
-    """By the slowest link of the best ring, as "linked" chooses."""
+    """If another choice has a faster slowest link in its best ring, it is advised."""
     [sentence] = advised(name, *indices)
     assert worse in sentence
     assert f"write gpus={better}," in sentence
 
 
 def test_a_pair_whose_path_is_not_known_is_told_of_one_that_is() -> None:
-    """Unknown counts as unconnected, as for "linked"."""
+    """A pair with an unknown link is advised to use one with a known link."""
     n1 = node(3).model_copy(update={"links": (Link(a=0, b=1, nvlinks=4),)})
     [sentence] = advised(n1, 1, 2)
     assert "cuda:1, cuda:2 reach each other through an unknown path" in sentence
@@ -57,17 +57,17 @@ def test_a_pair_whose_path_is_not_known_is_told_of_one_that_is() -> None:
 def test_a_choice_that_no_other_beats_is_left_alone(
     name: str, indices: tuple[int, ...]
 ) -> None:
-    """All pairs alike, the best pair, or no pair at all."""
+    """There is no advice if all pairs are alike, or the choice is the best."""
     assert advised(name, *indices) == []
 
 
 def test_without_links_there_is_nothing_to_say() -> None:
-    """They are known through NVML alone."""
+    """There is no advice on links that are unknown, as without NVML."""
     assert advised(node(4), 0, 3) == []
 
 
 def test_the_slower_card_of_a_mixed_set_is_named() -> None:
-    """82 multiprocessors and 20, and six years between them: leave the second out."""
+    """In a mixed set the slower card is named, with a choice that leaves it out."""
     [sentence] = advised("rtx3090-gtx1080", 1, 0)
     assert sentence == (
         "NVIDIA GeForce GTX 1080 and NVIDIA GeForce RTX 3090 train together: every "
@@ -78,7 +78,7 @@ def test_the_slower_card_of_a_mixed_set_is_named() -> None:
 
 
 def test_which_of_two_is_slower_is_not_guessed() -> None:
-    """A Tesla T4 has more multiprocessors than an RTX 3060, of an older kind."""
+    """Neither card is called slower if the older has more multiprocessors."""
     kinds = (("RTX 3060", (8, 6), 28), ("Tesla T4", (7, 5), 40))
     cards = tuple(
         Device(
@@ -95,7 +95,7 @@ def test_which_of_two_is_slower_is_not_guessed() -> None:
 
 
 def test_linked_without_links_says_that_it_is_blind() -> None:
-    """Unless all devices are taken anyway."""
+    """The strategy "linked" warns if no link is known, unless it takes all devices."""
     n1 = node(3)
     assert advice(n1.devices[:2], n1.devices, n1, "linked") == [
         'strategy "linked" knows no link of n1, and took the first devices: install '
@@ -105,7 +105,7 @@ def test_linked_without_links_says_that_it_is_blind() -> None:
 
 
 def mixed(*names: str) -> Node:
-    """Return a workstation: A100s with one display card of a newer kind, or T4s."""
+    """Return a workstation with the cards of these names."""
     kinds = {
         "A100": ((8, 0), 108, 40_000),
         "display": ((8, 6), 20, 4_000),
@@ -129,7 +129,7 @@ def mixed(*names: str) -> Node:
 
 
 def test_a_display_card_is_the_smaller_though_it_is_newer() -> None:
-    """As many as asked for are there without it: the best set is named whole."""
+    """A display card is the slower one, although newer than the A100s beside it."""
     station = mixed("A100", "display", "A100", "A100")
     [sentence] = advised(station, 0, 1, 2)
     assert sentence.endswith(
@@ -139,7 +139,7 @@ def test_a_display_card_is_the_smaller_though_it_is_newer() -> None:
 
 
 def test_a_little_slower_card_is_not_left_out() -> None:
-    """4 times 68 multiprocessors do more than 2 times 82."""
+    """Cards a little slower are used: 4 x 68 multiprocessors do more than 2 x 82."""
     station = mixed("RTX 3090", "RTX 3080", "RTX 3090", "RTX 3080")
     [sentence] = advised(station, 0, 1, 2, 3)
     assert sentence.endswith("The RTX 3080 is the slower: give its ranks less to do.")
@@ -149,7 +149,7 @@ def test_a_little_slower_card_is_not_left_out() -> None:
 
 
 def test_who_is_told_to_leave_a_card_out_is_not_told_to_use_all() -> None:
-    """Three of three that are worth using are used."""
+    """Devices that are not worth using do not count as idle."""
     station = mixed("A100", "display", "A100", "A100")
     three = Launch(launcher="torchrun", rank=0, world_size=3, local_world_size=3)
     assert idle_devices(three, station.devices, station) is None
@@ -161,7 +161,7 @@ def test_who_is_told_to_leave_a_card_out_is_not_told_to_use_all() -> None:
 
 
 def test_what_is_recommended_is_in_the_pool() -> None:
-    """NVLink joins 0 and 3, which the pool excludes; without them nothing is better."""
+    """Only devices of the pool are advised."""
     n1 = machine("rtx8000x4")
     pool = [n1.devices[0], n1.devices[1], n1.devices[2]]
     [sentence] = advice([n1.devices[0], n1.devices[1]], pool, n1)
@@ -188,7 +188,7 @@ def test_what_is_recommended_is_in_the_pool() -> None:
 def test_devices_are_idle_where_the_number_of_processes_is_known(
     fields: dict[str, object], said: str | None
 ) -> None:
-    """And where each process does not see its own alone."""
+    """Idle devices are counted if the local world size is known and none is bound."""
     me = Launch.model_validate({"launcher": "mine", "rank": 0, **fields})
     found = idle_devices(me, node(3).devices, node(3))
     assert (found is None) == (said is None)
@@ -196,7 +196,7 @@ def test_devices_are_idle_where_the_number_of_processes_is_known(
 
 
 def pair(first: dict[str, object], second: dict[str, object]) -> Node:
-    """Return two cards of different names."""
+    """Return a node of two cards that differ in name and these fields."""
     alike = {"kind": "cuda", "compute_capability": (8, 0), "multiprocessors": 80}
     alike |= {"total_memory": 80}
     cards = (
@@ -241,7 +241,11 @@ def pair(first: dict[str, object], second: dict[str, object]) -> Node:
 def test_slower_is_older_with_fewer_multiprocessors_or_less_than_half(
     first: dict[str, object], second: dict[str, object], slower: str | None
 ) -> None:
-    """Of two kinds; what is not known is not guessed."""
+    """A card is slower if it has fewer multiprocessors and is not newer.
+
+    A newer card is slower if it has less than half of the multiprocessors and of the
+    memory. If a number is unknown, no card is called slower.
+    """
     n1 = pair(first, second)
     [sentence] = advice(n1.devices, n1.devices, n1)
     if slower is None:
@@ -251,7 +255,10 @@ def test_slower_is_older_with_fewer_multiprocessors_or_less_than_half(
 
 
 def test_a_kind_is_left_out_where_the_others_do_as_much_without_it() -> None:
-    """In DDP n ranks do n times what the slowest does: 2 x 81 against 3 x 54 and 55."""
+    """A kind of card is left out if the others do as much without it.
+
+    In DDP, n ranks do n times what the slowest does: 2 x 81 against 3 x 54 and 55.
+    """
     three = [81, 81, 54]
     for last, kept in ((54, 2), (55, 3)):
         three[2] = last
@@ -269,7 +276,7 @@ def test_a_kind_is_left_out_where_the_others_do_as_much_without_it() -> None:
 
 
 def test_a_card_that_is_not_known_is_not_counted_on() -> None:
-    """Of two known kinds the slower may be all there is; an unnamed card is no kind."""
+    """Beside a card of an unknown kind, no card is left out."""
     fast, slow = mixed("RTX 3090", "display").devices
     unknown = Device(kind="cuda", index=2)
     assert worth_using([fast, slow]) == [fast]
@@ -280,7 +287,7 @@ def test_a_card_that_is_not_known_is_not_counted_on() -> None:
 
 
 def test_slices_of_different_sizes_are_not_called_different_cards() -> None:
-    """The user cut them so."""
+    """MIG slices of different sizes, which the user cut, are not different cards."""
     slices = tuple(
         Device(kind="cuda", index=n, name=f"A100 MIG {size}", mig=f"GPU-{n}")
         for n, size in enumerate(("1g.5gb", "3g.20gb"))
@@ -290,7 +297,7 @@ def test_slices_of_different_sizes_are_not_called_different_cards() -> None:
 
 @pytest.mark.parametrize(("count", "told"), [(16, 1), (17, 0)])
 def test_links_of_up_to_sixteen_devices_are_judged(count: int, told: int) -> None:
-    """Where rings are compared exactly: 0 and 1 are apart, 2 and 3 are NVLinked."""
+    """Links are judged among up to 16 devices, where rings are compared exactly."""
     links = (Link(a=0, b=1, pcie="SYS"), Link(a=2, b=3, nvlinks=2))
     n1 = node(count).model_copy(update={"links": links})
     sentences = advised(n1, 0, 1)
@@ -299,7 +306,7 @@ def test_links_of_up_to_sixteen_devices_are_judged(count: int, told: int) -> Non
 
 
 def test_what_is_recommended_is_not_slower_still() -> None:
-    """A third kind in the pool is worse than the one that is to be left out."""
+    """The advice to leave a card out does not put a slower one in its place."""
     station = mixed("RTX 3090", "RTX 3080", "display", "RTX 3090")
     [sentence] = advised(station, 0, 1)
     assert sentence.endswith("leave it out with gpus=[0, 3].")

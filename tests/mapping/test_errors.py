@@ -1,4 +1,4 @@
-"""Errors keep their parts, also on their way to another process."""
+"""Errors keep their parts, also when they are pickled for another process."""
 
 import pickle
 
@@ -17,13 +17,13 @@ EXAMPLES = [
 
 
 def test_every_kind_has_an_example_here() -> None:
-    """A new kind of error is tested below."""
+    """EXAMPLES has an error of every class in gpumap.errors."""
     assert {type(error).__name__ for error in EXAMPLES} == set(errors.__all__)
 
 
 @pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
 def test_errors_survive_pickling(error: errors.GpumapError) -> None:
-    """Text, parts and notes arrive."""
+    """A pickled error keeps its class, text, parts and notes."""
     error.add_note("on rank 1")
     again = pickle.loads(pickle.dumps(error))  # noqa: S301 - made one line above
     assert type(again) is type(error)
@@ -32,5 +32,5 @@ def test_errors_survive_pickling(error: errors.GpumapError) -> None:
 
 
 def test_a_part_that_is_empty_takes_no_line() -> None:
-    """The first line stands alone where there is nothing to add."""
+    """An empty part of an error takes no line of its text."""
     assert str(errors.GpumapError("a")) == "a"

@@ -1,4 +1,4 @@
-"""What tells a device from all others: the table that docs/cases.md shows."""
+"""The identity of a device, case by case; docs/cases.md shows the table."""
 
 import json
 
@@ -15,7 +15,7 @@ CASES = rows("Identity")
 def test_two_ranks_are_on_one_device_where_it_is_certain(
     one: str, other: str, same: str, source: str
 ) -> None:
-    """What cannot tell them apart for certain, is no identity and refuses nothing."""
+    """Equal identities mean one device; a device that cannot be told has none."""
     assert source
     a, b = (
         identity_of(
@@ -43,7 +43,7 @@ def test_two_ranks_are_on_one_device_where_it_is_certain(
 def test_an_identity_is_a_name_and_where_it_counts(
     fields: dict[str, object], key: str
 ) -> None:
-    """UUID or bus on a host's kernel; or an index, the physical one where known."""
+    """An identity is a UUID, bus ID or index, and the host or view where it counts."""
     device = Device.model_validate({"kind": "cuda", "index": 0, **fields})
     found = identity_of(device, host="k1", view="m1", can_share=True)
     assert str(found) == key
@@ -62,10 +62,10 @@ def test_an_identity_is_a_name_and_where_it_counts(
     ],
 )
 def test_a_place_holder_is_no_uuid(uuid: str | None, told: bool) -> None:  # noqa: FBT001 - a column
-    """Hexadecimal in either case, and more than one digit repeated."""
+    """A UUID that is not hexadecimal, or one digit repeated, tells nothing."""
     assert tells(uuid) == told
 
 
 def test_there_are_cases_of_each_outcome() -> None:
-    """And of each vendor."""
+    """The table has cases of each outcome."""
     assert {same for _, _, same, _ in CASES} == {"one device", "two", "unknown"}

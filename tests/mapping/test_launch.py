@@ -1,4 +1,4 @@
-"""What a launcher can say, and what it cannot."""
+"""Launches: which facts fit together, and where the ranks meet."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from gpumap.mapping.launch import Launch, store_address
 
 
 def test_a_launch_goes_to_json_and_back() -> None:
-    """What is printed can be read again."""
+    """A launch printed as JSON is read back unchanged."""
     launch = Launch(launcher="torchrun", rank=1, world_size=2, master_port=29500)
     assert Launch.model_validate_json(launch.model_dump_json()) == launch
 
@@ -86,7 +86,7 @@ def test_a_launch_goes_to_json_and_back() -> None:
 def test_impossible_combinations_are_errors(
     fields: dict[str, object], message: str
 ) -> None:
-    """The first line names the field and both numbers."""
+    """A field that is impossible, alone or with others, is an error that names it."""
     with pytest.raises(LaunchError) as caught:
         Launch.model_validate({"launcher": "test", **fields})
     assert caught.value.happened == message
@@ -143,7 +143,7 @@ def test_impossible_combinations_are_errors(
 def test_what_is_impossible_is_shown_with_what_to_do(
     fields: dict[str, object], seen: str, hint: str
 ) -> None:
-    """Under the launcher's name."""
+    """The error for an impossible field gives the launcher, the values and a hint."""
     with pytest.raises(LaunchError) as caught:
         Launch.model_validate({"launcher": "mine", "rank": 0, "world_size": 4} | fields)
     assert caught.value.args[1:] == (f"mine: {seen}", hint, ())
@@ -160,7 +160,7 @@ def test_what_is_impossible_is_shown_with_what_to_do(
     ],
 )
 def test_what_is_just_possible_is_taken(fields: dict[str, object]) -> None:
-    """Two here and one on each of two others; the last rank; the first port."""
+    """Values at the limits of what is possible are accepted."""
     known = {"launcher": "mine", "rank": 0, "world_size": 4}
     launch = Launch.model_validate(known | fields)
     assert {name: getattr(launch, name) for name in fields} == fields
@@ -168,25 +168,25 @@ def test_what_is_just_possible_is_taken(fields: dict[str, object]) -> None:
 
 @pytest.mark.parametrize("value", [-1, 1.0, "1", True, None])
 def test_a_rank_is_a_whole_number_from_0(value: object) -> None:
-    """Nothing is turned into a number that was none."""
+    """A rank that is not an int from 0 is an error; nothing is converted."""
     with pytest.raises(LaunchError, match="not a valid Launch"):
         Launch.model_validate({"launcher": "test", "rank": value, "world_size": 2})
 
 
 def test_an_ipv6_address_is_an_address() -> None:
-    """Only the brackets of a URL are refused."""
+    """An IPv6 address is accepted; only the brackets of a URL are refused."""
     assert Launch(launcher="x", rank=0, world_size=2, master_addr="::1").master_addr
 
 
 def test_one_node_is_known_from_either_fact() -> None:
-    """All processes on this node, or one node in all."""
+    """There is one node if num_nodes is 1, or if all processes are on this node."""
     assert Launch(launcher="x", rank=0, world_size=2, local_world_size=2).one_node
     assert Launch(launcher="x", rank=0, world_size=2, num_nodes=1).one_node
     assert not Launch(launcher="x", rank=0, world_size=2).one_node
 
 
 def test_what_the_ranks_of_a_node_say_is_filled_in() -> None:
-    """Rank 5 is the second of three."""
+    """The local rank and local world size are filled in from node_ranks."""
     me = Launch(launcher="mine", rank=5, world_size=9, node_ranks=(3, 5, 7))
     assert (me.local_rank, me.local_world_size) == (1, 3)
     scoped = Launch(launcher="mine", rank=0, world_size=2, master_addr="fe80::1%eth0")
@@ -207,7 +207,7 @@ def test_what_the_ranks_of_a_node_say_is_filled_in() -> None:
 def test_ranks_of_one_node_meet_on_loopback(
     fields: dict[str, object], where: tuple[str, int]
 ) -> None:
-    """Whatever the address says; those of several at the address."""
+    """Ranks of one node meet on loopback, those of several nodes at master_addr."""
     known = {"launcher": "mine", "rank": 1, "world_size": 2, "master_port": 29500}
     assert store_address(Launch.model_validate(known | fields)) == where
 
@@ -223,7 +223,7 @@ def test_ranks_of_one_node_meet_on_loopback(
 def test_what_is_missing_to_meet_is_named_at_once(
     fields: dict[str, object], missing: tuple[str, ...]
 ) -> None:
-    """With what the launcher did say."""
+    """All variables that are missing to meet the other ranks are in one error."""
     known = {"launcher": "mine", "rank": 1, "world_size": 2}
     with pytest.raises(LaunchError) as caught:
         store_address(Launch.model_validate(known | fields))
@@ -242,7 +242,7 @@ def test_what_is_missing_to_meet_is_named_at_once(
 
 
 def test_a_command_may_hold_braces_of_its_own() -> None:
-    """As a shell writes a variable; nodes that are not counted are taken for one."""
+    """A start command keeps other braces, ${A}; num_nodes counts as 1 if unknown."""
     me = Launch(
         launcher="mine",
         rank=0,

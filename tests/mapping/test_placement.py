@@ -1,4 +1,4 @@
-"""Where one rank trains."""
+"""The placement of one rank: strategies, pools and errors."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def indices(
     n1: Node, processes: int, strategy: Strategy | None, **how: Any
 ) -> list[int]:
-    """Return where each local rank of one node is placed."""
+    """Return the device index of each local rank of one node."""
     return [
         place(launch(local_rank, processes), n1, strategy, **how).device.index
         for local_rank in range(processes)
@@ -33,19 +33,19 @@ def indices(
 
 
 def test_one_machine_explicit_ids() -> None:
-    """gpus=[2, 3]: rank 0 on 2, rank 1 on 3, in the list's own order."""
+    """With gpus=[2, 3], local rank 0 is on device 2 and local rank 1 on device 3."""
     assert indices(node(4), 2, "explicit", gpus=[2, 3]) == [2, 3]
     assert indices(node(4), 2, None, gpus=[3, 1]) == [3, 1]
 
 
 def test_without_a_word_the_local_rank_is_the_index() -> None:
-    """As torchrun has it."""
+    """By default the device index is the local rank, as torchrun's users expect."""
     assert indices(node(4), 4, None) == [0, 1, 2, 3]
     assert place(launch(0, 1), node(1)).why == "local_rank: pool[local_rank]"
 
 
 def test_rank_modulo_count() -> None:
-    """Rank % len(pool), by global rank: rank 5 of 8 on a pool of 4 is its second."""
+    """The strategy "modulo" gives pool[rank % len(pool)], by the global rank."""
     fifth = launch(1, 4, node_rank=1)
     assert fifth.rank == 5
     assert place(fifth, node(4), "modulo").device.index == 1
@@ -53,20 +53,23 @@ def test_rank_modulo_count() -> None:
 
 
 def test_scores_place_the_best_first() -> None:
-    """Scores 100, 90, 80, 110 give 3, 0, 1, 2."""
+    """Scores 100, 90, 80, 110 place local ranks 0 to 3 on devices 3, 0, 1, 2."""
     scores: dict[DeviceRef, float] = {0: 100, 1: 90, 2: 80, 3: 110}
     assert indices(node(4), 4, "scored", scores=scores) == [3, 0, 1, 2]
     assert indices(node(4), 4, None, scores=scores) == [3, 0, 1, 2]
 
 
 def test_equal_scores_go_by_index_whatever_the_pools_order() -> None:
-    """So that every rank computes the same order."""
+    """Devices of equal score are ordered by index, so that all ranks agree."""
     scores: dict[DeviceRef, float] = {0: 1, 1: 2, 2: 2}
     assert indices(node(3), 3, "scored", gpus=[2, 1, 0], scores=scores) == [1, 2, 0]
 
 
 def test_scores_can_be_a_property_or_a_function() -> None:
-    """node() gives card i (i + 1) GiB and 100 - i multiprocessors."""
+    """Scores can be a property of the devices, or a function.
+
+    Device i of node() has (i + 1) GiB and 100 - i multiprocessors.
+    """
     assert indices(node(3), 3, "scored", scores="memory") == [2, 1, 0]
     assert indices(node(3), 3, "scored", scores="multiprocessors") == [0, 1, 2]
     assert indices(node(3), 3, "scored", scores=lambda d: -abs(d.index - 1)) == [
@@ -77,7 +80,7 @@ def test_scores_can_be_a_property_or_a_function() -> None:
 
 
 def test_a_users_own_function_maps() -> None:
-    """It returns any reference: here odd local ranks from the end."""
+    """A user's function can be the strategy, and may return any reference."""
 
     def zigzag(me: Launch, here: Node) -> int:
         local_rank = me.local_rank or 0
@@ -105,14 +108,14 @@ def test_a_users_own_function_maps() -> None:
 def test_a_function_may_return_a_device_that_was_read_at_another_time(
     fields: dict[str, object], index: int
 ) -> None:
-    """By its UUID it is the node's own; by its index where it has none."""
+    """A device that a function returns is found by its UUID, or else by its index."""
     other = Device.model_validate({"kind": "cuda", **fields})
     placed = place(launch(0, 1), node(4), lambda *_: other)
     assert placed.device == node(4).devices[index]
 
 
 def test_a_function_stays_within_gpus() -> None:
-    """The cards of a shared server that are not this job's are never taken."""
+    """A function that returns a device outside gpus is an error."""
     with pytest.raises(PlacementError) as caught:
         place(launch(0, 2), node(4), lambda me, _: me.local_rank or 0, gpus=[2, 3])
     assert str(caught.value) == (
@@ -125,7 +128,7 @@ def test_a_function_stays_within_gpus() -> None:
 
 
 def test_a_different_list_on_each_node() -> None:
-    """By host name or by node_rank."""
+    """The argument gpus may map host names or node ranks to lists."""
     by_host: Gpus = {"n1": [0, 1], "n2": [2, 3]}
     by_rank: Gpus = {0: [0, 1], 1: [2, 3]}
     for gpus in (by_host, by_rank):
@@ -135,7 +138,7 @@ def test_a_different_list_on_each_node() -> None:
 
 
 def test_a_node_without_a_list_is_an_error() -> None:
-    """The lists there are, and the one that is missing, are named."""
+    """The error for a node without a list names the node and the lists there are."""
     with pytest.raises(PlacementError) as caught:
         place(launch(0, 1, node_rank=2), node(4, "n3"), gpus={"n1": [0], "n2": [1]})
     assert caught.value.args == (
@@ -147,7 +150,7 @@ def test_a_node_without_a_list_is_an_error() -> None:
 
 
 def test_more_processes_than_devices_is_an_error_on_every_rank() -> None:
-    """Ranks beyond the list never leave in silence while the others wait."""
+    """With more processes than devices, every rank raises, even one with a device."""
     for local_rank in range(4):
         with pytest.raises(PlacementError) as caught:
             place(launch(local_rank, 4), node(4), gpus=[2, 3])
@@ -163,7 +166,7 @@ def test_more_processes_than_devices_is_an_error_on_every_rank() -> None:
 
 
 def test_fewer_processes_than_devices_named_is_said_with_the_command() -> None:
-    """The command would use all of them."""
+    """If devices stay idle, the command that would use all is shown."""
     pool = node(4).devices[:3]
     assert idle_devices(launch(0, 2), pool, node(4)) == (
         "2 of 3 devices on n1 will be used. To use all: torchrun --nproc-per-node 3"
@@ -172,7 +175,7 @@ def test_fewer_processes_than_devices_named_is_said_with_the_command() -> None:
 
 
 def test_an_index_never_contains_the_node_rank() -> None:
-    """local_rank + node_rank * gpus_per_node is out of range on the second node."""
+    """An index that counts node_rank in is out of range on the second node."""
 
     def usual_answer(me: Launch, here: Node) -> int:
         return (me.local_rank or 0) + (me.node_rank or 0) * len(here.devices)
@@ -191,20 +194,20 @@ def test_an_index_never_contains_the_node_rank() -> None:
 
 
 def test_a_function_that_returns_a_list_is_an_error() -> None:
-    """A list passed where an index belongs."""
+    """A function that returns a list instead of one device is an error."""
     with pytest.raises(DeviceError, match=r"gave \[0, 1\] for rank 0"):
         place(launch(0, 1), node(4), lambda *_: [0, 1])  # type: ignore[arg-type]
 
 
 def test_no_launcher_is_one_process() -> None:
-    """World size 1 on one of the GPUs that are visible."""
+    """Without a launcher, the only process is on the first visible GPU."""
     alone = Launch(launcher="single process", rank=0, world_size=1)
     assert place(alone, node(1)).device.index == 0
     assert place(alone, node(8)).device.index == 0
 
 
 def test_without_an_accelerator_a_rank_trains_on_the_cpu() -> None:
-    """Also where the launcher does not say the local rank."""
+    """Without an accelerator a rank is on the CPU, even without a local rank."""
     me = Launch(launcher="torch variables", rank=1, world_size=2)
     placed = place(me, node(0))
     assert placed.device.kind == "cpu"
@@ -212,14 +215,14 @@ def test_without_an_accelerator_a_rank_trains_on_the_cpu() -> None:
 
 
 def test_naming_gpus_where_there_is_none_is_an_error() -> None:
-    """Never a silent run on the CPU."""
+    """Naming gpus on a host without any is an error, never a run on the CPU."""
     with pytest.raises(DeviceError, match="there is no device 2, 3 on n1") as caught:
         place(launch(0, 2), node(0), gpus=[2, 3])
     assert "GPUMAP_REHEARSAL=dgx-a100" in caught.value.hint
 
 
 def test_bound_devices_are_the_first_of_the_tasks_own() -> None:
-    """local_rank 3 of 8 with one visible device is index 0, with two as well."""
+    """A task with bound devices takes the first, whatever its local rank."""
     for visible in (1, 2):
         mine = place(launch(3, 8, devices_bound=True), node(visible))
         assert mine.device.index == 0
@@ -227,7 +230,7 @@ def test_bound_devices_are_the_first_of_the_tasks_own() -> None:
 
 
 def test_a_missing_local_rank_is_an_error_that_names_the_variable() -> None:
-    """It is never derived from the global rank."""
+    """A missing local rank is an error; it is never derived from the global rank."""
     me = Launch(launcher="torch variables", rank=1, world_size=2)
     with pytest.raises(LaunchError) as caught:
         place(me, node(2))
@@ -237,7 +240,10 @@ def test_a_missing_local_rank_is_an_error_that_names_the_variable() -> None:
 
 @pytest.mark.parametrize("strategy", ["local_rank", "linked"])
 def test_one_device_needs_no_local_rank(strategy: Strategy) -> None:
-    """As Ray's actors and pods see it; whose it is, the roll call compares."""
+    """A rank that sees one device needs no local rank, as in Ray's actors and pods.
+
+    Whether two ranks see the same one is compared in the roll call.
+    """
     me = Launch(launcher="torch variables", rank=1, world_size=2)
     placed = place(me, node(1), strategy)
     assert placed.device.index == 0
@@ -248,12 +254,15 @@ def test_one_device_needs_no_local_rank(strategy: Strategy) -> None:
 
 
 def finds_nothing(launch: Launch, node: Node) -> Device:
-    """Find a device in three of eight."""
+    """Return the local rank's device, if it is among the first three."""
     return next(d for d in node.devices[:3] if d.index == launch.local_rank)
 
 
 def test_a_function_whose_next_finds_nothing_does_not_end_a_loop() -> None:
-    """StopIteration in the middle of list(plan) would only make it shorter."""
+    """StopIteration from a user's function becomes a PlacementError.
+
+    Otherwise it would end list(plan) early, without an error.
+    """
     ranks = plan([node(8)], [8], strategy=finds_nothing)
     with pytest.raises(PlacementError) as caught:
         list(ranks)
@@ -268,7 +277,7 @@ def test_a_function_whose_next_finds_nothing_does_not_end_a_loop() -> None:
 
 
 def test_an_error_of_a_users_function_says_for_which_rank() -> None:
-    """It keeps its type; the note is gpumap's."""
+    """An error from a user's function keeps its type, and gpumap notes the rank."""
 
     def looks_up(launch: Launch, _node: Node) -> int:
         return {0: 1}[launch.rank]
@@ -411,7 +420,7 @@ WRONG: list[tuple[dict[str, Any], str, str, str]] = [
 def test_wrong_input_is_told_what_to_write(
     how: dict[str, Any], happened: str, seen: str, hint: str
 ) -> None:
-    """Each message has a first line that stands alone, what was seen, and a hint."""
+    """The error for a wrong argument says what is wrong, what was seen, what to do."""
     with pytest.raises((PlacementError, DeviceError)) as caught:
         place(launch(0, 1), node(4), **how)
     assert caught.value.args[:3] == (happened, seen, hint)
@@ -430,7 +439,7 @@ def test_wrong_input_is_told_what_to_write(
 def test_a_device_that_is_none_is_an_error_wherever_it_is_named(
     how: dict[str, Any], said: str
 ) -> None:
-    """In the pool and among the scores."""
+    """A reference that names no device is an error, in gpus and in scores."""
     with pytest.raises(DeviceError) as caught:
         place(launch(0, 1), node(4), **how)
     assert caught.value.happened == said
@@ -438,7 +447,7 @@ def test_a_device_that_is_none_is_an_error_wherever_it_is_named(
 
 @pytest.mark.parametrize("scores", ["memory", {0: 1.0}, {"cpu": 1.0, 0: 1.0}])
 def test_scores_of_devices_where_there_is_none_are_an_error(scores: Any) -> None:
-    """What measure() found for the CPU asks for none."""
+    """On a host without devices, scores of anything but the CPU are an error."""
     placed = place(launch(0, 1), node(0), scores={"cpu": 1.0})
     assert placed.device.kind == "cpu"
     with pytest.raises(DeviceError) as caught:
@@ -461,7 +470,7 @@ def test_scores_of_devices_where_there_is_none_are_an_error(scores: Any) -> None
 def test_who_shares_on_purpose_is_told_the_list(
     processes: int, gpus: list[int], instead: str
 ) -> None:
-    """The devices in turn, as long as that can be read; of ranks elsewhere, none."""
+    """With oversubscribe=True the hint shows the list to write, if it has at most 8."""
     here = launch(0, processes, world_size=2 * processes)
     with pytest.raises(PlacementError) as caught:
         place(here, node(4), gpus=gpus, oversubscribe=True)
@@ -478,7 +487,7 @@ def test_who_shares_on_purpose_is_told_the_list(
 
 
 def test_the_last_device_is_for_the_last_local_rank() -> None:
-    """Also where the launcher does not say how many processes there are."""
+    """A local rank beyond the last device is an error, even without a local size."""
     me = Launch(launcher="torch variables", rank=3, world_size=4, local_rank=1)
     assert place(me, node(2)).device.index == 1
     with pytest.raises(PlacementError, match="2 processes on n1 have 1 device: "):
@@ -486,13 +495,13 @@ def test_the_last_device_is_for_the_last_local_rank() -> None:
 
 
 def conflict(me: Launch, n1: Node, policy: Policy, *, can_share: bool = False) -> None:
-    """Place a rank and check its neighbours."""
+    """Check that no two ranks of this node share a device."""
     pool = Pool.of(policy, n1, me)
     pool.refuse_conflicts(me, "gloo" if can_share else "nccl")
 
 
 def test_two_ranks_on_one_device_are_named_with_what_would_fix_it() -> None:
-    """Four local ranks by rank % 2: every rank says the same."""
+    """Two ranks on one device are an error, the same on every rank, with a hint."""
     policy = Policy.of("modulo", None, None, oversubscribe=False)
     for local_rank in range(4):
         with pytest.raises(PlacementError) as caught:
@@ -507,7 +516,7 @@ def test_two_ranks_on_one_device_are_named_with_what_would_fix_it() -> None:
 
 
 def test_a_conflict_on_an_uneven_second_node_is_found_there() -> None:
-    """Ranks 4 to 6 by rank % 2 on a node of two: 4 and 6 meet."""
+    """A conflict on the second of two uneven nodes names its global ranks."""
     policy = Policy.of("modulo", None, None, oversubscribe=False)
     me = launch(1, 3, node_rank=1, rank=5, world_size=7)
     with pytest.raises(PlacementError, match="rank 4 and rank 6 are both placed"):
@@ -515,7 +524,7 @@ def test_a_conflict_on_an_uneven_second_node_is_found_there() -> None:
 
 
 def test_cyclic_ranks_that_meet_are_found_where_the_launcher_lists_them() -> None:
-    """Slurm lists ranks 0 and 2 for node 0: by rank % 2 both are on device 0."""
+    """Conflicts of cyclic ranks are found if the launcher lists the node's ranks."""
     cyclic = launch(1, 2, rank=2, world_size=4).model_copy(
         update={"launcher": "Slurm", "node_ranks": (0, 2)}
     )
@@ -529,7 +538,7 @@ def test_cyclic_ranks_that_meet_are_found_where_the_launcher_lists_them() -> Non
 
 
 def test_a_function_that_gives_all_ranks_one_device_is_a_conflict() -> None:
-    """The default GPU in a script, set_device forgotten."""
+    """A function that returns one device for all ranks is a conflict."""
     policy = Policy.of(lambda *_: 0, None, None, oversubscribe=False)
     with pytest.raises(PlacementError, match="rank 0 and rank 1 are both placed"):
         conflict(launch(1, 2), node(2), policy)
@@ -537,7 +546,7 @@ def test_a_function_that_gives_all_ranks_one_device_is_a_conflict() -> None:
 
 @pytest.mark.parametrize("local_rank", [0, 1])
 def test_slices_of_one_gpu_are_refused_for_nccl_alone(local_rank: int) -> None:
-    """Three slices of GPU 1, two of GPU 2: ranks 0 and 1 would share GPU 1."""
+    """Two ranks on MIG slices of one GPU are refused for NCCL, not for gloo."""
     policy = Policy.of(None, None, None, oversubscribe=False)
     conflict(launch(local_rank, 2), MIG, policy, can_share=True)
     with pytest.raises(PlacementError) as caught:
@@ -553,7 +562,7 @@ def test_slices_of_one_gpu_are_refused_for_nccl_alone(local_rank: int) -> None:
 
 
 def test_of_slices_only_one_of_each_gpu_can_be_idle() -> None:
-    """Five slices of two GPUs: two processes use all that NCCL can."""
+    """All MIG slices of one GPU count as one device that may be idle."""
     pair = [MIG.devices[0], MIG.devices[3]]
     assert idle_devices(launch(0, 2), pair, MIG) is None
     told = idle_devices(launch(0, 1), MIG.devices, MIG)
@@ -564,7 +573,7 @@ def test_of_slices_only_one_of_each_gpu_can_be_idle() -> None:
 
 
 def test_slices_of_two_gpus_go_together() -> None:
-    """Named by MIG ids, of which the start is enough."""
+    """Ranks on MIG slices of two GPUs are no conflict; UUIDs may be shortened."""
     gpus = ["MIG-703f", "MIG-3b12da37-7fa2-596c-8655-62dab88f0b64"]
     policy = Policy.of(None, gpus, None, oversubscribe=False)
     conflict(launch(1, 2), MIG, policy)
@@ -572,7 +581,7 @@ def test_slices_of_two_gpus_go_together() -> None:
 
 
 def test_more_ranks_than_devices_is_a_conflict_in_any_distribution() -> None:
-    """Where a launcher may deal ranks in any order, counting is enough."""
+    """More local ranks than devices is a conflict, even if the ranks are unknown."""
     me = launch(0, 4, rank=0, world_size=8).model_copy(update={"node_ranks": None})
     policy = Policy.of("modulo", None, None, oversubscribe=False)
     with pytest.raises(
@@ -582,7 +591,7 @@ def test_more_ranks_than_devices_is_a_conflict_in_any_distribution() -> None:
 
 
 def test_sharing_is_for_backends_that_can() -> None:
-    """oversubscribe=True and NCCL is an error; with gloo it is what was asked for."""
+    """With oversubscribe=True, sharing a device is an error for NCCL, not for gloo."""
     policy = Policy.of("modulo", None, None, oversubscribe=True)
     conflict(launch(3, 4), node(2), policy, can_share=True)
     with pytest.raises(PlacementError, match="cannot run two ranks on one device"):
@@ -592,7 +601,7 @@ def test_sharing_is_for_backends_that_can() -> None:
 
 
 def test_bound_tasks_are_left_to_the_roll_call() -> None:
-    """Each sees one device: whether they differ shows only when all compare."""
+    """Tasks with bound devices are compared in the roll call, not before."""
     policy = Policy.of(None, None, None, oversubscribe=False)
     conflict(launch(1, 2, devices_bound=True), node(1), policy)
 
@@ -627,13 +636,13 @@ def test_a_placement_that_passes_uses_no_device_twice(
 
 @dataclass(frozen=True)
 class FrozenError(Exception):
-    """One that takes no note by add_note."""
+    """An error on which add_note fails, since it is frozen."""
 
     code: int
 
 
 def test_an_error_of_a_users_function_says_for_whom_it_was_called() -> None:
-    """Also one that is frozen, and then the error is still its own."""
+    """An error from a user's function notes the rank, even if the error is frozen."""
 
     def choose(_launch: Launch, _node: Node) -> int:
         raise FrozenError(3)

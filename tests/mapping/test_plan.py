@@ -1,4 +1,4 @@
-"""A cluster's plan."""
+"""The placement of every rank of a cluster, planned in advance."""
 
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -37,7 +37,7 @@ def test_node_and_local_rank_arithmetic_on_nodes_of_4_and_2() -> None:
 
 
 def test_a_different_list_on_each_node() -> None:
-    """A mapping from host name to list."""
+    """The argument gpus may map each host name to its own list of devices."""
     whole = plan(
         [node(4, "n1"), node(4, "n2")], [2, 2], gpus={"n1": [0, 1], "n2": [2, 3]}
     )
@@ -45,7 +45,7 @@ def test_a_different_list_on_each_node() -> None:
 
 
 def test_cyclic_distribution_deals_ranks_to_the_nodes_in_turn() -> None:
-    """Rank 1 is on node 1, on its device 0."""
+    """Under cyclic distribution over two nodes, rank 1 is on node 1's device 0."""
     whole = plan([node(2, "n1"), node(2, "n2")], [2, 2], distribution="cyclic")
     assert [(p.launch.node_rank, p.device.index) for p in whole] == [
         (0, 0),
@@ -56,7 +56,7 @@ def test_cyclic_distribution_deals_ranks_to_the_nodes_in_turn() -> None:
 
 
 def test_modulo_conflicts_name_ranks_device_and_host() -> None:
-    """Cyclic ranks 0, 2, 4, 6 of a node by rank % 4 meet on devices 0 and 2."""
+    """Each conflict names the ranks, the device and the host."""
     nodes = [node(4, "n1"), node(4, "n2")]
     whole = plan(nodes, [4, 4], strategy="modulo", distribution="cyclic")
     assert [str(c) for c in whole.conflicts()] == [
@@ -68,7 +68,7 @@ def test_modulo_conflicts_name_ranks_device_and_host() -> None:
 
 
 def test_three_ranks_on_a_device_are_all_named() -> None:
-    """The sentence fits any number of ranks."""
+    """A conflict of three ranks names all three."""
     whole = plan([node(1)], [3], strategy="modulo")
     assert str(whole.conflicts()[0]) == (
         "rank 0, rank 1 and rank 2 are placed on cuda:0 (GPU-a000n1…) on host n1"
@@ -84,14 +84,14 @@ def test_three_ranks_on_a_device_are_all_named() -> None:
     ],
 )
 def test_of_many_ranks_the_first_twenty_are_named(count: int, end: str) -> None:
-    """And how many more there are."""
+    """Of more than twenty ranks, the first twenty are named, the others counted."""
     words = ranks_in_words(range(count))
     assert words.startswith("rank 0, rank 1, rank 2, ")
     assert words.endswith(f", {end}")
 
 
 def test_a_functions_conflicts_are_found_too() -> None:
-    """It is asked for every rank."""
+    """Conflicts are also found if the strategy is a user's function."""
     whole = plan([node(2)], [2], strategy=lambda *_: 1)
     assert [c.ranks for c in whole.conflicts()] == [(0, 1)]
 
@@ -111,7 +111,7 @@ def test_devices_shared_on_purpose_are_still_listed() -> None:
 
 
 def test_explain_is_a_table_of_all_ranks() -> None:
-    """Rank, node, host, local rank, device, name and reason, then the conflicts."""
+    """A plan is explained by a table row for each rank, then all conflicts."""
     whole = plan([node(2, "n1"), node(0, "n2")], [2, 1], strategy="modulo")
     assert whole.explain().splitlines() == [
         "rank  node  host  local_rank  device                name  why",
@@ -126,7 +126,7 @@ def test_explain_is_a_table_of_all_ranks() -> None:
 
 
 def test_equal_nodes_are_worked_out_once() -> None:
-    """A thousand entries of one node: each of its devices is scored once."""
+    """If one node is listed a thousand times, its devices are scored once."""
     scored: list[int] = []
 
     def score(device: Device) -> float:
@@ -139,43 +139,43 @@ def test_equal_nodes_are_worked_out_once() -> None:
 
 
 class Made(Mapping[int, list[int]]):
-    """A mapping that makes its lists when they are asked for."""
+    """A mapping that creates each list when it is looked up."""
 
     def __getitem__(self, node_rank: int) -> list[int]:
-        """Return two devices of a node's own."""
+        """Return the two devices of a node."""
         if node_rank not in range(3):
             raise KeyError(node_rank)
         return [2 * node_rank, 2 * node_rank + 1]
 
     def __iter__(self) -> Iterator[int]:
-        """Yield the nodes."""
+        """Yield the node ranks."""
         return iter(range(3))
 
     def __len__(self) -> int:
-        """Return their number."""
+        """Return the number of nodes."""
         return 3
 
 
 def test_lists_that_are_made_when_asked_for_are_not_mixed_up() -> None:
-    """Each node has its own, however short the life of the list."""
+    """Each node gets its own list from a mapping that creates lists on look-up."""
     whole = plan([node(6)] * 3, [2] * 3, gpus=Made())
     assert [p.device.index for p in whole] == [0, 1, 2, 3, 4, 5]
 
 
 def test_a_rank_without_a_device_is_found_when_the_plan_is_made() -> None:
-    """Before anything is started, with the node's name."""
+    """A plan with more processes than devices on a node raises, naming the node."""
     with pytest.raises(PlacementError, match="4 processes on n2 have 2 devices"):
         plan([node(4, "n1"), node(2, "n2")], [4, 4])
 
 
 def test_a_device_that_is_not_there_is_found_when_the_plan_is_made() -> None:
-    """On whichever node it is missing."""
+    """A plan with a device that a node lacks raises, naming the node."""
     with pytest.raises(DeviceError, match="no device 3 on n2"):
         plan([node(4, "n1"), node(2, "n2")], [2, 2], gpus=[0, 3])
 
 
 def test_nodes_and_sizes_go_together() -> None:
-    """One number of processes for each node."""
+    """A plan needs one number of processes for each node."""
     with pytest.raises(LaunchError) as caught:
         plan([node(1), node(1)], [1])
     assert caught.value.args == (
@@ -188,7 +188,7 @@ def test_nodes_and_sizes_go_together() -> None:
 
 @pytest.mark.parametrize("rank", [-1, 2])
 def test_a_rank_outside_the_plan_is_an_index_error(rank: int) -> None:
-    """As of any sequence; a negative rank is not counted from the end."""
+    """A rank outside the plan, negative ones included, is an IndexError."""
     with pytest.raises(IndexError, match=f"ranks 0 to 1, not {rank}"):
         plan([node(2)], [2])[rank]
 
@@ -201,7 +201,7 @@ def test_a_rank_outside_the_plan_is_an_index_error(rank: int) -> None:
 def test_a_plan_says_what_place_says_for_every_rank(
     shapes: list[tuple[int, int]], strategy: Any, distribution: Any
 ) -> None:
-    """For uneven nodes, in both distributions, under every strategy."""
+    """A plan equals place() for every rank, on uneven nodes, by any strategy."""
     nodes = [node(devices, f"n{i}") for i, (devices, _) in enumerate(shapes)]
     sizes = [min(shape) for shape in shapes]
     how: dict[str, Any] = {"strategy": strategy}

@@ -1,4 +1,4 @@
-"""What a policy deals to the ranks of one node, worked out once."""
+"""The devices that a policy allows on one node, and how ranks share them out."""
 
 from collections import Counter
 from typing import Any
@@ -16,13 +16,13 @@ from helpers.nodes import launch, node
 
 
 def pool(n1: Node, me: Launch, **asked: Any) -> Pool:
-    """Return the pool of a policy."""
+    """Return the pool of a policy with these arguments."""
     wanted = {"strategy": None, "gpus": None, "scores": None, "oversubscribe": False}
     return Pool.of(Policy.of(**(wanted | asked)), n1, me)
 
 
 def test_a_users_scores_are_asked_once_for_each_device() -> None:
-    """Placed, checked, warned about: all of it from the same numbers."""
+    """To place, check and warn, a user's function scores each device only once."""
     asked: Counter[int] = Counter()
 
     def score(device: Device) -> float:
@@ -40,7 +40,7 @@ def test_a_users_scores_are_asked_once_for_each_device() -> None:
 
 
 def test_idle_devices_and_doubts_are_those_of_the_policy() -> None:
-    """Two of three that are allowed; the pair that NVLink joins is recommended."""
+    """Idle devices and warnings concern the policy's pool, not the whole node."""
     n1, me = machine("rtx8000x4"), launch(0, 2)
     dealt = pool(n1, me, gpus=[1, 0, 2])
     assert dealt.idle(me) == (
@@ -58,7 +58,7 @@ def test_idle_devices_and_doubts_are_those_of_the_policy() -> None:
 
 
 def test_the_devices_of_a_node_are_known_as_far_as_its_ranks_are() -> None:
-    """By local rank without their ranks; by the rank's own where it has the device."""
+    """The devices in use on a node are known as far as its ranks are known."""
     me = Launch(
         launcher="Open MPI", rank=4, world_size=8, local_rank=0, local_world_size=2
     )
@@ -73,7 +73,7 @@ def test_the_devices_of_a_node_are_known_as_far_as_its_ranks_are() -> None:
 
 
 def test_sharing_is_refused_in_words_that_fit_the_backend() -> None:
-    """With gloo there is a second way out; with NCCL there is not."""
+    """A refusal to share suggests oversubscribe=True for gloo, not for NCCL."""
     me = launch(0, 2)
     both = pool(node(2), me, strategy=lambda *_: 1)
     ends = {"nccl": '"local_rank".', "gloo": "share with oversubscribe=True."}
@@ -107,7 +107,7 @@ def test_sharing_is_refused_in_words_that_fit_the_backend() -> None:
 
 
 def test_a_local_rank_that_nobody_tells_is_asked_for() -> None:
-    """Where there are several devices to choose from."""
+    """A choice of several devices without a local rank is a LaunchError."""
     lost = Launch(launcher="mine", rank=1, world_size=4)
     with pytest.raises(LaunchError) as caught:
         pool(node(4), lost).place(lost)
@@ -134,7 +134,7 @@ def test_a_local_rank_that_nobody_tells_is_asked_for() -> None:
 def test_a_function_that_names_no_device_is_told_for_whom(
     answer: int | str, hint: str
 ) -> None:
-    """With what it returned."""
+    """If a function returns no device, the error has its value and the rank."""
     me = launch(1, 2, node_rank=0)
     with pytest.raises(DeviceError) as caught:
         pool(node(4), me, strategy=lambda *_: answer).place(me)
@@ -146,7 +146,7 @@ def test_a_function_that_names_no_device_is_told_for_whom(
 
 
 def test_the_environment_names_the_pool_of_a_session_that_names_none() -> None:
-    """GPUMAP_GPUS; the session's own list wins."""
+    """GPUMAP_GPUS names the pool, unless the session's own list does."""
     assert pool_named(None, {"GPUMAP_GPUS": "2, GPU-5c"}) == [2, "GPU-5c"]
     assert pool_named([1], {"GPUMAP_GPUS": "2"}) == [1]
     assert pool_named(None, {"GPUMAP_GPUS": ""}) is None
@@ -161,7 +161,7 @@ def test_the_environment_names_the_pool_of_a_session_that_names_none() -> None:
 
 
 def test_the_mask_of_a_node_is_the_last_to_act() -> None:
-    """On AMD HIP's counts within ROCR's."""
+    """The mask of a node is the last one applied: on AMD HIP's, within ROCR's."""
     amd = Device(kind="cuda", index=0, rocm=True)
     environ = {"ROCR_VISIBLE_DEVICES": "1", "HIP_VISIBLE_DEVICES": "0"}
     assert mask_of(Node(hostname="n1", devices=(amd,)), environ) == (

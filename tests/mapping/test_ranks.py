@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from gpumap.errors import LaunchError
 from gpumap.mapping.ranks import Distribution, RankLayout
 
-# By hand, and as Slurm 22.05 dealt 4 tasks over two nodes of 3 and 1 with -m cyclic:
+# Worked out by hand. Cyclic over (3, 1) is also what Slurm 22.05 did with -m cyclic:
 # SLURM_GTIDS was 0,2,3 on the first node and 1 on the second.
 TABLES = {
     ("block", (4, 2)): [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (1, 1)],
@@ -29,7 +29,7 @@ def test_ranks_are_where_the_tables_say(
 
 
 def test_cyclic_distribution_puts_rank_1_on_node_1() -> None:
-    """Rank // local_world_size is not the node under cyclic distribution."""
+    """Under cyclic distribution, rank // local_world_size is not the node rank."""
     assert RankLayout((4, 4), "cyclic").locate(1) == (1, 0)
 
 
@@ -38,7 +38,7 @@ def test_cyclic_distribution_puts_rank_1_on_node_1() -> None:
     st.sampled_from(["block", "cyclic"]),
 )
 def test_rank_undoes_locate(sizes: list[int], distribution: Distribution) -> None:
-    """Every rank has one place, every place one rank, and ranks_of lists them."""
+    """Each rank has one place, each place one rank, and ranks_of() lists them."""
     layout = RankLayout(sizes, distribution)
     places = [layout.locate(rank) for rank in range(layout.world_size)]
     assert len(set(places)) == sum(sizes)
@@ -48,7 +48,7 @@ def test_rank_undoes_locate(sizes: list[int], distribution: Distribution) -> Non
 
 
 def test_the_ranks_of_a_block_are_a_range() -> None:
-    """Of however many processes: nothing is listed."""
+    """Under block distribution ranks_of() returns a range, not a list."""
     assert RankLayout((4, 2)).ranks_of(1) == range(4, 6)
 
 
@@ -63,7 +63,7 @@ def test_the_ranks_of_a_block_are_a_range() -> None:
 def test_a_place_that_does_not_exist_is_an_error(
     node_rank: int, local_rank: int, happened: str, seen: str
 ) -> None:
-    """The message counts what there is."""
+    """The error for a place that does not exist says which places do."""
     with pytest.raises(LaunchError) as caught:
         RankLayout((4, 2)).rank(node_rank=node_rank, local_rank=local_rank)
     assert caught.value.args == (happened, seen, "Places count from 0.", ())
@@ -71,7 +71,7 @@ def test_a_place_that_does_not_exist_is_an_error(
 
 @pytest.mark.parametrize("rank", [-1, 6, 1.0, True])
 def test_a_rank_outside_the_world_is_an_error(rank: int) -> None:
-    """Neither a negative number nor one too high is wrapped around."""
+    """A rank that is negative, too high or not an int is an error."""
     with pytest.raises(LaunchError, match=f"rank {rank!r} does not exist"):
         RankLayout((4, 2)).locate(rank)
 
@@ -89,7 +89,7 @@ def test_a_rank_outside_the_world_is_an_error(rank: int) -> None:
 def test_every_node_runs_at_least_one_process(
     sizes: tuple[int, ...], seen: str
 ) -> None:
-    """A node without a process is no node of the job."""
+    """A layout without nodes, or with a size that is not an int from 1, is an error."""
     with pytest.raises(LaunchError) as caught:
         RankLayout(sizes)
     assert caught.value.args == (
@@ -101,7 +101,7 @@ def test_every_node_runs_at_least_one_process(
 
 
 def test_an_unknown_distribution_is_an_error() -> None:
-    """Plane and arbitrary need more than sizes."""
+    """Distributions other than block and cyclic need more than sizes: an error."""
     with pytest.raises(LaunchError) as caught:
         RankLayout((2,), "plane")  # type: ignore[arg-type]
     assert caught.value.args == (

@@ -14,7 +14,7 @@ from gpumap.mapping.seconds import seconds_of, start_seconds
     [(1, 1.0), (0.5, 0.5), (1e8, 1e8), (timedelta(minutes=2), 120.0)],
 )
 def test_numbers_and_timedeltas_are_times(value: Any, seconds: float) -> None:
-    """In seconds, as floats."""
+    """A number or a timedelta becomes seconds, as a float."""
     found = seconds_of("timeout", value)
     assert found == seconds
     assert isinstance(found, float)
@@ -24,7 +24,7 @@ def test_numbers_and_timedeltas_are_times(value: Any, seconds: float) -> None:
     "value", [0, -1, 1.0001e8, float("nan"), True, "5", None, timedelta(0)]
 )
 def test_what_is_no_positive_number_of_seconds_is_refused(value: Any) -> None:
-    """With the argument's name and what stood there."""
+    """Any other time than a positive number of seconds up to 10^8 is an error."""
     with pytest.raises(SessionError) as caught:
         seconds_of("end_timeout", value)
     assert caught.value.happened == f"end_timeout={value!r} is not a time."
@@ -36,7 +36,7 @@ def test_what_is_no_positive_number_of_seconds_is_refused(value: Any) -> None:
 
 
 def test_the_environment_wins_over_a_script_that_cannot_be_edited() -> None:
-    """Empty counts as not set; what is no number is named by the variable."""
+    """GPUMAP_START_TIMEOUT, unless empty, overrides start_timeout; errors name it."""
     assert start_seconds("start_timeout", 5, {}) == 5.0
     assert start_seconds("start_timeout", 5, {"GPUMAP_START_TIMEOUT": ""}) == 5.0
     assert start_seconds("start_timeout", 5, {"GPUMAP_START_TIMEOUT": "7.5"}) == 7.5

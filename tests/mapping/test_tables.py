@@ -14,7 +14,7 @@ from helpers.nodes import MIG, node
 
 
 def test_a_link_table_is_what_nvidia_smi_prints() -> None:
-    """The matrix of four RTX 8000, less its CPU column."""
+    """A link table is the matrix of nvidia-smi, without its CPU column."""
     assert link_table(machine("rtx8000x4")).splitlines() == [
         "links   cuda:0  cuda:1  cuda:2  cuda:3",
         "cuda:0  X       NODE    SYS     NV2",
@@ -25,14 +25,14 @@ def test_a_link_table_is_what_nvidia_smi_prints() -> None:
 
 
 def test_a_link_that_is_not_known_is_a_question_mark() -> None:
-    """Of three devices one pair is known, and it is AMD's."""
+    """An unknown link is shown as a question mark."""
     n1 = node(3).model_copy(update={"links": (Link(a=0, b=2, xgmi=True),)})
     assert link_table(n1).splitlines()[1].split() == ["cuda:0", "X", "?", "XGMI"]
     assert link_name(Link(a=0, b=1)) == "?"
 
 
 def test_a_place_that_the_launcher_does_not_tell_is_a_question_mark() -> None:
-    """And a card without a name is blank."""
+    """An unknown node rank or local rank is "?"; a card without a name is blank."""
     me = Launch(launcher="mine", rank=1, world_size=2)
     placed = Placement(
         launch=me, device=Device(kind="cuda", index=0), strategy="modulo", why="so"
@@ -44,7 +44,7 @@ def test_a_place_that_the_launcher_does_not_tell_is_a_question_mark() -> None:
 
 
 def test_devices_are_told_in_both_numberings() -> None:
-    """Sizes in GiB; what is not known is blank, and a column of blanks is left out."""
+    """A device table has both numbers, sizes in GiB, and no column of blanks only."""
     cards = (
         Device(kind="cuda", index=0, physical_index=3, total_memory=42505273344),
         Device(
@@ -59,7 +59,7 @@ def test_devices_are_told_in_both_numberings() -> None:
 
 
 def test_a_slice_is_shown_with_its_gpu() -> None:
-    """In the last column."""
+    """The last column of a MIG slice's row is the UUID of its GPU."""
     rows = device_table(MIG).splitlines()
     assert rows[0].endswith("slice of")
     assert rows[5].endswith("GPU-08279800-1cbe-a71d-f3e6-8f67e15ae54a")

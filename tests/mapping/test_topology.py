@@ -11,7 +11,7 @@ from helpers.matrices import CUT, FOLDER, WHOLE, text
 
 
 def table() -> dict[str, int]:
-    """Return the number of GPUs that the index of the collected matrices has."""
+    """Return how many GPUs the index file gives for each collected matrix."""
     rows = (FOLDER / "INDEX-collected.tsv").read_text().splitlines()[1:]
     columns = [row.split("\t") for row in rows]
     return {row[0].removesuffix(".txt"): int(row[3]) for row in columns}
@@ -21,13 +21,13 @@ def table() -> dict[str, int]:
     "name", sorted(name for name in table() if name in WHOLE), ids=str
 )
 def test_every_collected_matrix_has_the_gpus_of_its_index(name: str) -> None:
-    """The index was written by hand, from the machines' descriptions."""
+    """A parsed matrix has as many GPUs as the index, written by hand, says."""
     assert len(parse_topology(text(name)).devices) == table()[name]
 
 
 @pytest.mark.parametrize("name", WHOLE)
 def test_every_pair_has_one_link(name: str) -> None:
-    """And none is left out."""
+    """A parsed node has exactly one link for each pair of devices."""
     node = parse_topology(text(name))
     count = len(node.devices)
     assert len({(link.a, link.b) for link in node.links}) == count * (count - 1) // 2
@@ -35,7 +35,7 @@ def test_every_pair_has_one_link(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(CUT))
 def test_a_matrix_that_was_cut_is_an_error(name: str) -> None:
-    """Never half a machine."""
+    """A matrix that was cut off is an error, never part of a machine."""
     with pytest.raises(DeviceError, match="this is not a whole link matrix"):
         parse_topology(text(name))
 
@@ -60,7 +60,7 @@ def test_a_matrix_that_was_cut_is_an_error(name: str) -> None:
 def test_cells_are_read_as_they_stand(
     name: str, a: int, b: int, link: dict[str, object]
 ) -> None:
-    """Looked up by eye in each form: tabs, spaces, glued, coloured, quoted."""
+    """Links are those read by eye: tabs, spaces, glued, coloured, quoted cells."""
     links = {(x.a, x.b): x for x in parse_topology(text(name)).links}
     assert links[a, b] == Link.model_validate({"a": a, "b": b, **link})
 
@@ -82,12 +82,12 @@ def test_cells_are_read_as_they_stand(
 def test_numa_nodes_are_read_where_they_are_told(
     name: str, numa: list[int | None]
 ) -> None:
-    """Blank, N/A, a range or the GPU's own memory node: not known."""
+    """A NUMA cell that is blank, N/A, a range or the GPU's own memory gives None."""
     assert [d.numa_node for d in parse_topology(text(name)).devices] == numa
 
 
 def test_rocm_smi_describes_devices_of_amd() -> None:
-    """Devices that rocm-smi lists are read under AMD's masks, others under CUDA's."""
+    """Devices that rocm-smi lists have rocm=True, those of nvidia-smi rocm=False."""
     names = ("16_8xMI308X_rocm_showtopo", "65_4xA40_cloud_asymmetric_numa")
     assert [{d.rocm for d in parse_topology(text(n)).devices} for n in names] == [
         {True},
@@ -96,7 +96,7 @@ def test_rocm_smi_describes_devices_of_amd() -> None:
 
 
 def test_cpus_are_expanded() -> None:
-    """0-23,48-71 is 24 CPUs and 24 more; single figures count too."""
+    """CPU affinities are expanded: 0-23,48-71 is 48 CPUs; single CPUs count too."""
     a40 = parse_topology(text("65_4xA40_cloud_asymmetric_numa")).devices[0]
     assert a40.cpu_affinity == (*range(24), *range(48, 72))
     h100 = parse_topology(text("34_4xH100_nv6_4numa_nics")).devices[0]
@@ -104,7 +104,7 @@ def test_cpus_are_expanded() -> None:
 
 
 def test_a_matrix_is_a_node_in_every_field() -> None:
-    """Two cards on a bridge, the second nearer to NUMA node 1."""
+    """A matrix of two bridged cards gives every field of its node."""
     found = parse_topology(
         "     GPU0 GPU1 CPU Affinity NUMA Affinity\n"
         "GPU0  X   NV4      0-1           0\n"
@@ -126,7 +126,7 @@ def test_a_matrix_is_a_node_in_every_field() -> None:
     ("cells", "numa", "cpus"),
     [
         ("0-7,16-23", None, (*range(8), *range(16, 24))),
-        # So short a text could be a range of NUMA nodes.
+        # One range could be a range of NUMA nodes as well.
         ("64-127", None, None),
         ("1", None, None),
         ("0-3 0-1", None, (0, 1, 2, 3)),
@@ -138,14 +138,14 @@ def test_a_matrix_is_a_node_in_every_field() -> None:
 def test_a_cell_that_can_be_two_things_is_not_read(
     cells: str, numa: int | None, cpus: tuple[int, ...] | None
 ) -> None:
-    """Under two headings, with one of the cells blank or no number."""
+    """A cell that may belong to the CPU or to the NUMA column is not read."""
     header = "GPU0 CPU Affinity NUMA Affinity"
     [device] = parse_topology(f"{header}\nGPU0 X {cells}\n").devices
     assert (device.numa_node, device.cpu_affinity) == (numa, cpus)
 
 
 def test_what_stands_around_a_matrix_is_passed_over() -> None:
-    """A single GPU without further columns, coloured cells, a second machine's."""
+    """Colours, a repeated matrix and other tables around a matrix are ignored."""
     alone = parse_topology("GPU0\nGPU0 X\n")
     assert alone.hostname == "unknown"
     assert len(alone.devices) == 1
@@ -199,7 +199,7 @@ AMD = "Link Type between two GPUs\n"
     ids=lambda value: value.replace("\n", "|"),
 )
 def test_what_cannot_be_read_for_certain_is_an_error(wrong: str, seen: str) -> None:
-    """Nothing is filled in; the place is told."""
+    """A missing, odd or contradictory cell is an error that says where it is."""
     with pytest.raises(DeviceError) as caught:
         parse_topology(wrong)
     assert caught.value.args == (
@@ -213,7 +213,7 @@ def test_what_cannot_be_read_for_certain_is_an_error(wrong: str, seen: str) -> N
 def test_a_matrix_with_characters_changed_is_a_node_or_an_error(
     name: str, data: st.DataObject
 ) -> None:
-    """Whatever a clipboard did to it."""
+    """A matrix with random edits is parsed, or raises DeviceError."""
     whole = text(name)
     place = data.draw(st.integers(0, len(whole) - 1))
     length = data.draw(st.integers(0, 40))

@@ -26,7 +26,7 @@ SLICES = {
 
 
 def of_kind(kind: str, node: str) -> Node:
-    """Return the physical devices of a case: how many, or which."""
+    """Return a host with so many devices, or with a named set (mig, uuid)."""
     if node == "mig":
         return Node(
             hostname="n1",
@@ -57,7 +57,7 @@ def of_kind(kind: str, node: str) -> Node:
 def test_a_mask_leaves_what_its_vendor_says(
     kind: str, node: str, environ: str, expected: str, source: str
 ) -> None:
-    """In the vendor's order, counted anew; refused where the vendor or torch does."""
+    """A mask leaves the devices that its vendor's runtime would, or is refused."""
     assert source
     physical, variables = of_kind(kind, node), json.loads(environ)
     if expected.endswith("Error"):
@@ -82,7 +82,7 @@ def test_a_mask_leaves_what_its_vendor_says(
 
 
 def test_there_are_cases_for_every_vendor() -> None:
-    """At least forty in all."""
+    """The table has at least forty cases, and some for each of four vendors."""
     assert len(CASES) >= 40
     assert {kind for kind, *_ in CASES} == {"cuda", "rocm", "xpu", "npu"}
 
@@ -98,7 +98,7 @@ def test_there_are_cases_for_every_vendor() -> None:
             "HIP's list counts within ROCR's, and torch refuses a longer one.",
             "Unset one of them, or let HIP's list count from 0 within ROCR's.",
         ),
-        # Its driver would end the process.
+        # Intel's driver would end the process.
         (
             "xpu",
             {"ZE_AFFINITY_MASK": "0,a"},
@@ -120,7 +120,7 @@ def test_there_are_cases_for_every_vendor() -> None:
 def test_a_mask_that_its_vendor_refuses_is_told_what_to_write(
     kind: str, environ: dict[str, str], happened: str, seen: str, hint: str
 ) -> None:
-    """Before the vendor's runtime ends the process, or says less."""
+    """A mask that the vendor's runtime would refuse is an error with a hint."""
     with pytest.raises(DeviceError) as caught:
         visible(of_kind(kind, "2"), environ)
     assert caught.value.args == (happened, seen, hint)
@@ -156,14 +156,17 @@ LOOK = "look for an entry that names no device, or one again."
 def test_a_mask_that_hardly_means_what_it_says_is_told(
     mask: str, said: str | None
 ) -> None:
-    """Hiding everything on purpose is not worth a word."""
+    """A mask with a likely mistake is reported, one that hides all on purpose not."""
     environ = {"CUDA_VISIBLE_DEVICES": mask}
     found = doubt(visible(of_kind("cuda", "4"), environ), environ)
     assert found == (said and f"CUDA_VISIBLE_DEVICES={mask!r}{said}")
 
 
 def test_masks_of_amds_that_hide_all_together_are_both_named() -> None:
-    """Slurm sets both, to the same number: gres.conf(5) warns of it."""
+    """If ROCR's and CUDA's masks hide all devices together, both are named.
+
+    Slurm sets both to the same number: gres.conf(5) warns of it.
+    """
     environ = {"ROCR_VISIBLE_DEVICES": "2", "CUDA_VISIBLE_DEVICES": "2"}
     nothing = visible(of_kind("rocm", "4"), environ)
     assert nothing.visible == (
@@ -176,7 +179,7 @@ def test_masks_of_amds_that_hide_all_together_are_both_named() -> None:
 
 
 def test_a_number_of_the_host_in_a_container_is_told() -> None:
-    """The container was given two devices, which count from 0."""
+    """A mask of host numbers is reported in a container: its devices count from 0."""
     environ = {"NVIDIA_VISIBLE_DEVICES": "2,3", "CUDA_VISIBLE_DEVICES": "2,3"}
     assert doubt(visible(of_kind("cuda", "2"), environ), environ) == (
         "CUDA_VISIBLE_DEVICES='2,3' lists 2 devices, and 0 are visible: look for an "
@@ -199,7 +202,7 @@ def test_a_number_of_the_host_in_a_container_is_told() -> None:
 def test_of_several_masks_the_one_that_left_nothing_is_named(
     kind: str, environ: dict[str, str], reason: str
 ) -> None:
-    """A mask that the devices' own driver does not read is none of them."""
+    """Of the masks that the devices' driver reads, the one that hides all is named."""
     nothing = visible(of_kind(kind, "4"), environ)
     [(name, text)] = nothing.hidden_by
     assert name.startswith(reason)
@@ -209,7 +212,7 @@ def test_of_several_masks_the_one_that_left_nothing_is_named(
 
 
 def test_of_a_node_that_shows_nothing_the_reason_stays_as_it_was_read() -> None:
-    """Its devices are not known, and so neither is which mask counts, nor how."""
+    """For a node that shows no device, the masks read there are kept unchanged."""
     masks = (("HIP_VISIBLE_DEVICES", "1"), ("ROCR_VISIBLE_DEVICES", "1"))
     nothing = Node(hostname="n1", hidden_by=masks)
     environ = {**dict(masks), "CUDA_VISIBLE_DEVICES": "0"}
@@ -232,7 +235,7 @@ def test_of_a_node_that_shows_nothing_the_reason_stays_as_it_was_read() -> None:
 def test_masks_of_another_vendor_do_not_count(
     kind: str, environ: list[str], own: list[str]
 ) -> None:
-    """On AMD CUDA's counts where HIP's is not set."""
+    """Other vendors' masks are ignored; on AMD, CUDA's counts if HIP's is not set."""
     variables = {f"{name}_VISIBLE_DEVICES": "0" for name in environ}
     left = without_foreign_masks(of_kind(kind, "4"), {**variables, "HOME": "/h"})
     assert left == {f"{name}_VISIBLE_DEVICES": "0" for name in own} | {"HOME": "/h"}
@@ -268,14 +271,14 @@ def test_masks_of_another_vendor_do_not_count(
 def test_each_vendors_slips_are_its_own(
     kind: str, environ: dict[str, str], said: str | None
 ) -> None:
-    """Blanks and hexadecimal numbers are read by some, and so are tiles."""
+    """A mask is judged by its vendor's syntax for blanks, hexadecimal and tiles."""
     found = doubt(visible(of_kind(kind, "4"), environ), environ)
     assert (found is None) == (said is None)
     assert (said or "") in (found or "")
 
 
 def test_of_slices_one_is_sure() -> None:
-    """Both exist; no driver before R570 shows two."""
+    """A mask of two MIG slices is reported: no driver before R570 shows both."""
     environ = {"CUDA_VISIBLE_DEVICES": "MIG-a1,MIG-a2"}
     found = doubt(visible(of_kind("cuda", "mig"), environ), environ)
     assert found == (
@@ -291,5 +294,5 @@ def test_of_slices_one_is_sure() -> None:
 def test_the_entries_of_a_mask_are_counted(
     mask: str | None, length: int | None
 ) -> None:
-    """One entry for several local ranks is how bound devices are recognised."""
+    """The length of a mask is the number of its entries; None if it is not set."""
     assert mask_length(mask) == length
