@@ -1,4 +1,4 @@
-"""The ways in which a session fails, in the words in which every rank hears of them."""
+"""The ways in which a session fails, each with the text that every rank gets."""
 
 import time
 from collections.abc import Sequence
@@ -35,12 +35,12 @@ class Answer(FrozenModel):
     """What a rank is doing.
 
     Attributes:
-        made: How many collectives of the whole group it has begun; None where none were
-            noted.
-        stands_in: The collective that it has begun and not finished.
+        made: How many collectives of the whole group the rank has begun; None if that
+            was not recorded.
+        stands_in: The collective that the rank has begun and not finished.
         number: That collective's number, from 1.
-        ended: Whether it has come to its end.
-        main_thread: Where its main thread is.
+        ended: Whether the rank's body has ended.
+        main_thread: Where the rank's main thread is.
     """
 
     made: int | None = None
@@ -65,7 +65,7 @@ class Fault(FrozenModel):
 
 
 def own(me: Member, error: BaseException) -> Fault:
-    """Return the fault of a rank that raised an error of its own."""
+    """Return the fault of this rank, whose own body raised an error."""
     told = (
         f"{type(error).__name__}: {error.happened}"
         if isinstance(error, GpumapError)
@@ -107,7 +107,7 @@ def host_lost(host: Member | None, keeper: str) -> Fault:
 
 
 def _let_it_go(member: Member) -> None:
-    """Wait a moment for a process that has closed its files, and is ending."""
+    """Wait a moment for the end of a process that is ending."""
     deadline = time.monotonic() + PROCESS_GOES
     while (
         member.pid_space == pid_space()
@@ -118,7 +118,7 @@ def _let_it_go(member: Member) -> None:
 
 
 def uneven(ended: Member, theirs: Answer, stuck: Member, mine: Answer) -> Fault:
-    """Return the fault of a rank that stands in what an ended one will not join."""
+    """Return the fault of a rank in a collective that an ended rank will not join."""
     return Fault(
         text=f"{ended}, on {ended.device}, had come to its end after "
         f"{theirs.made or 0} collectives, while {stuck}, on {stuck.device}, stood in "
@@ -130,7 +130,7 @@ def uneven(ended: Member, theirs: Answer, stuck: Member, mine: Answer) -> Fault:
 
 
 def unheard(members: Sequence[Member]) -> Fault:
-    """Return the fault of ranks that answer nothing."""
+    """Return the fault of ranks that did not answer when they were asked."""
     return Fault(
         text=_listed(
             [f"{m}, on {m.device}, was not heard of: {_state(m)}" for m in members]
@@ -175,7 +175,7 @@ def late(
 
 
 def too_long(me: Member, mine: Answer) -> Fault:
-    """Return the fault of a wait that no rank seems to be late for."""
+    """Return the fault of a rank that waited too long, although none is behind it."""
     where = "the start of the process group"
     if mine.stands_in is not None:
         where = f"{mine.stands_in}, its {ordinal(mine.number)}"

@@ -16,7 +16,7 @@ class Peers:
 
     Attributes:
         store: The session's keys, on a connection of this rank.
-        me: How this rank introduces itself.
+        me: This rank, as it describes itself to the others.
         world_size: Number of ranks.
         host: The rank that hosts the store; None if no rank does.
         here: The ranks of this node, as far as known.
@@ -34,7 +34,7 @@ class Peers:
         return self.host == self.me.rank
 
     def member(self, rank: int) -> Member:
-        """Return the member that is a rank, which must have come."""
+        """Return the member of a rank that has come to the store."""
         return self.store.read(keys.rank(rank), Member)
 
     def without(self, key: keys.OfRank) -> Iterator[int]:

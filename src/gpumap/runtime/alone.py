@@ -1,4 +1,4 @@
-"""Warns single processes that share a device without knowing of each other."""
+"""A warning for processes in worlds of one that share a device."""
 
 import hashlib
 import logging
@@ -18,19 +18,19 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def alone(me: Member) -> Generator[None, None, None]:
-    """Warn if another process of the same parent is a single one on the same device.
+    """Warn if another child of the same parent is a world of one on the same device.
 
-    That happens with a launcher whose variables do not reach its processes, a loop in a
-    shell, or a second process in a pod: each sees a world of one. While the block runs,
-    this process listens at a name in the kernel's abstract namespace (unix(7)), which
-    needs no clean-up. A process that finds the name taken asks the kernel which process
-    has it. Without such a namespace there is no warning.
+    It happens if a launcher's variables do not reach its processes, with a loop in a
+    shell, or with a second process in a pod. While the block runs, this process listens
+    at a name in the kernel's abstract namespace (unix(7)), which needs no clean-up. A
+    process that finds the name taken asks the kernel which process has it. Without such
+    a namespace there is no warning.
     """
     if me.identity is None or me.pid_space is None:
         yield
         return
     shared = f"{os.getuid()} {me.pid_space} {os.getppid()} {me.identity}"
-    # A name has 108 bytes.
+    # The name of a socket has at most 108 bytes.
     name = f"\0gpumap-{hashlib.sha256(shared.encode()).hexdigest()}"
     with ExitStack() as stack:
         try:
@@ -43,7 +43,7 @@ def alone(me: Member) -> Generator[None, None, None]:
 
 
 def _say(other: int | None, me: Member) -> None:
-    # The name stays taken while a forked child of its process lives.
+    # The name stays taken while a forked child of the process that took it lives.
     if other is None or other == me.pid or is_gone(other, me.pid_space):
         return
     log.warning(

@@ -11,11 +11,11 @@ __all__ = ["beside"]
 
 @contextmanager
 def beside(call: Callable[[], None]) -> Generator[None, None, None]:
-    """Make a call in a thread if the block takes longer than a moment.
+    """Call a function in a thread if the block takes longer than a moment.
 
-    The call may import torch._dynamo. If that import had begun earlier,
-    init_process_group would wait for it in its first steps, to clear a cache in it
-    (torch 2.13). The call is made again where it is needed, and raises there.
+    The function may import torch._dynamo. If that import began earlier, the first steps
+    of init_process_group, which clear a cache in that module, would wait for it (torch
+    2.13). Errors are dropped here: the function is called again where it is needed.
     """
     is_over = threading.Event()
 

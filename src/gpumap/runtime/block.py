@@ -29,14 +29,14 @@ log = logging.getLogger(__name__)
 
 
 class Block(AbstractContextManager[T]):
-    """What session() and ddp_session() return: for `with`, or above a function.
+    """The context manager and decorator that session() and ddp_session() return.
 
-    Where it is entered and never left, by an ExitStack that is not closed for instance,
-    it is left when the script ends, with the error that ended the script.
+    If it is never left, for instance by an ExitStack that is not closed, it is left
+    when the script ends, with the error that ended the script.
     """
 
     def __init__(self, life: Callable[[], Generator[T, None, None]]) -> None:
-        """Take what makes a session, and yields once, while it is open."""
+        """Take a function whose generator opens a session, yields, and closes it."""
         self._life = life
         self._run: _Run | None = None
 
@@ -44,7 +44,7 @@ class Block(AbstractContextManager[T]):
         """Open the session.
 
         Raises:
-            SessionError: A session is open already, or this one was.
+            SessionError: A session is open already, or this block was entered before.
         """
         if self._run is not None:
             raise SessionError(
@@ -74,7 +74,7 @@ class Block(AbstractContextManager[T]):
             self._run.leave(error)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        """Return a function that runs in a session of its own at each call."""
+        """Wrap a function, so that each call opens and closes a new session."""
 
         @wraps(function)
         def inside(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -84,7 +84,7 @@ class Block(AbstractContextManager[T]):
         return inside
 
     def __del__(self) -> None:
-        """Say so where an open session is let go of; it stays open."""
+        """Warn if nothing refers to an open session any more; it stays open."""
         if self._run is not None and self._run.is_open:
             log.warning(
                 "nothing refers to an open session any more; it stays open until the "
@@ -102,7 +102,7 @@ class _Run:
         self.is_open = False
 
     def leave(self, error: BaseException | None) -> None:
-        """Leave it, once."""
+        """Close the session, unless it is closed."""
         if not self.is_open:
             return
         self.is_open = False
@@ -123,13 +123,13 @@ class _Run:
             _state.run = None
 
     def error(self) -> BaseException | None:
-        """Return what ends the script, where that is an error."""
+        """Return the error that ends the script, if one does."""
         error = sys.exc_info()[1] or _last_error()
         return None if error is self._error_before else error
 
 
 class _State:
-    """What is open in this process."""
+    """The open session of this process, or the process whose session it was."""
 
     run: _Run | None = None
     forked_from: int | None = None
@@ -141,7 +141,7 @@ _at_exit: list[Callable[[], object]] = []
 
 
 def at_exit(call: Callable[[], object]) -> None:
-    """Have something done when Python ends, after an open session was left."""
+    """Register a call for when Python ends, after an open session was left."""
     _at_exit.append(call)
 
 
@@ -160,13 +160,13 @@ def _begin(run: _Run) -> None:
         )
     _state.run = run
     if multiprocessing.parent_process() and _state.ends_in != os.getpid():
-        # Such a process ends without Python's own exit functions.
+        # A child of multiprocessing ends without calling atexit's functions.
         _state.ends_in = os.getpid()
         multiprocessing.util.Finalize(None, _leave, exitpriority=100)
 
 
 def _last_error() -> BaseException | None:
-    """Return the last error that nobody caught; none at a prompt, which goes on."""
+    """Return the last uncaught error; None at a prompt, which goes on after it."""
     if hasattr(sys, "ps1"):
         return None
     error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
@@ -174,7 +174,7 @@ def _last_error() -> BaseException | None:
 
 
 def _leave() -> None:
-    """Leave what is open, since Python ends."""
+    """Leave an open session when Python ends."""
     run = _state.run
     try:
         if run is not None:
@@ -186,20 +186,20 @@ def _leave() -> None:
 
 
 def _leave_with(run: _Run, error: BaseException | None) -> None:
-    """Leave a session; print what is new, since the error itself was printed before."""
+    """Leave a session; print new notes only, since the error was printed before."""
     told = 0 if error is None else len(notes_of(error))
     try:
         run.leave(error)
     except BaseException as failure:  # noqa: BLE001 - there is nobody to raise it to
         traceback.print_exception(failure)
-        # The last of what multiprocessing does at exit, which is nearly all of it.
+        # Its priority puts it after nearly all else that multiprocessing does at exit.
         multiprocessing.util.Finalize(None, _end, (1,), exitpriority=-1000)
     for text in [] if error is None else notes_of(error)[told:]:
         sys.stderr.write(f"{text}\n")
 
 
 def _end(code: int) -> None:
-    """End the process with another code than the script's, which had done its part."""
+    """End the process with this code, although the script itself had ended."""
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -207,7 +207,7 @@ def _end(code: int) -> None:
 
 
 def _forget_in_a_child() -> None:
-    """Leave an open session to the parent, whatever the child does."""
+    """Forget an open session in a forked child: the parent will close it."""
     if _state.run is not None:
         outlive(_state.run)
         _state.run.is_open = False

@@ -1,8 +1,8 @@
-"""How far this process has come: its collectives, and where its main thread is.
+"""The progress of this process: its collectives, and where its main thread is.
 
-torch's flight recorders, one for NCCL and, as of torch 2.13, one for gloo, note each
-collective that is begun and finished; messages from one rank to another do not count.
-In older torch nothing is known of gloo's. Source:
+torch's flight recorders, one for NCCL and, as of torch 2.13, one for gloo, record each
+collective that begins and finishes; messages from one rank to another do not count.
+Older torch records none of gloo's. Source:
 torch/csrc/distributed/c10d/FlightRecorder.hpp.
 """
 
@@ -19,22 +19,22 @@ from gpumap.rendezvous.failures import Answer
 
 __all__ = ["begun", "is_standing", "newest", "progress"]
 
-# A reader looks for the line of the script, not of a library.
+# The place to report is a line of the script, not of a library.
 _LIBRARIES = (sysconfig.get_paths()["stdlib"], str(Path(__file__).parent.parent))
 
 
 def begun() -> int:
-    """Return how much was begun in all groups; it costs nothing to ask."""
+    """Return how many collectives all groups have begun; this is cheap."""
     return sum(int(group["last_enqueued_collective"]) for group in _groups())
 
 
 def newest() -> dict[str, int]:
-    """Return the number of each recorder's newest group in which anything was noted."""
+    """Return the number of the newest group that each recorder has entries of."""
     return {name: max(map(int, _status(name)), default=-1) for name in _recorders()}
 
 
 def is_standing() -> bool:
-    """Tell whether anything was begun and not finished; it costs nothing to ask."""
+    """Tell whether any collective has begun and not finished; this is cheap."""
     return any(
         group["last_enqueued_collective"] != group["last_completed_collective"]
         for group in _groups()
@@ -42,11 +42,11 @@ def is_standing() -> bool:
 
 
 def progress(group: str, after: Mapping[str, int]) -> Answer:
-    """Return how far this process has come in a group, by torch's name for it.
+    """Return the progress of this process in the group that torch gives this name.
 
-    Groups that follow one another have one name: only those newer than newest() was
-    before count. Of all groups' collectives the last 2,000 are kept; where none of this
-    group's is among them, and some were dropped, how many it made is not known.
+    Successive groups share a name: only groups newer than `after`, an earlier result of
+    newest(), count. The recorders keep the last 2,000 collectives of all groups; if
+    none is this group's, and some were dropped, this group's count is not known.
     """
     found = [_of_newest(name, group, after.get(name, -1)) for name in _recorders()]
     noted = [entry for entries, _ in found for entry in entries]
@@ -54,7 +54,7 @@ def progress(group: str, after: Mapping[str, int]) -> Answer:
     made = [max((n.number for n in entries), default=0) for entries, _ in found]
     is_known = bool(noted) or all(all_kept for _, all_kept in found)
     return Answer(
-        # A group of several backends has a recorder, and so a count, for each.
+        # A group of several backends has a recorder, and so a count, for each backend.
         made=sum(made) if is_known else None,
         stands_in=standing and standing.operation.rpartition(":")[2],
         number=standing.number if standing else 0,
@@ -63,7 +63,7 @@ def progress(group: str, after: Mapping[str, int]) -> Answer:
 
 
 def _of_newest(recorder: str, group: str, after: int) -> tuple[list["_Noted"], bool]:
-    """Return what is kept of the newest group of a name, and whether all is kept."""
+    """Return the entries of the newest group of a name, and whether all are kept."""
     recorded: list[_Noted] = _recorded(recorder).get("entries", [])
     noted = [
         entry
@@ -76,7 +76,7 @@ def _of_newest(recorder: str, group: str, after: int) -> tuple[list["_Noted"], b
 
 
 class _Noted(NamedTuple):
-    """A collective, as it was noted."""
+    """A flight recorder's entry of one collective."""
 
     group: str
     group_number: int
@@ -88,7 +88,7 @@ class _Noted(NamedTuple):
 
 
 def _read(value: dict[str, Any]) -> Any:  # noqa: ANN401 - as json has it
-    """Make an entry small while the text is read: there may be 2,000 of them."""
+    """Make an entry small while JSON is parsed: there may be 2,000 of them."""
     if "process_group" not in value:
         return value
     return _Noted(
@@ -117,19 +117,19 @@ def _main_thread() -> str:
 
 
 def _groups() -> list[dict[str, str]]:
-    """Return how far each group of each recorder is."""
+    """Return the status of every group of every recorder."""
     return [group for name in _recorders() for group in _status(name).values()]
 
 
 def _status(recorder: str) -> dict[str, dict[str, str]]:
-    """Return how far each group is, by its number, without any entry."""
+    """Return the status of each group by its number, without its entries."""
     recorded = _recorded(recorder, includeCollectives=False)
     status: dict[str, dict[str, str]] = recorded.get("pg_status", {})
     return status
 
 
 def _recorders() -> list[str]:
-    """Return torch's functions that this build has: gloo's and NCCL's."""
+    """Return the names of torch's dump functions for gloo and NCCL in this build."""
     names = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
     return [name for name in names if hasattr(_c10d(), name)]
 

@@ -1,4 +1,4 @@
-"""The end of communicators that wait for their peers, as NCCL's do."""
+"""Ending communicators that wait for their peers, as NCCL's do."""
 
 import threading
 import time
@@ -11,7 +11,7 @@ __all__ = ["InTime", "abort_all"]
 
 
 class InTime:
-    """A call that may never return, made in a thread of its own, once."""
+    """A call that may never return, made once, in a separate thread."""
 
     def __init__(self, name: str, call: Callable[[], object]) -> None:
         """Take the call; begin() makes it."""
@@ -38,10 +38,10 @@ class InTime:
                 self._thread.start()
 
     def wait(self, seconds: float) -> None:
-        """Make the call, unless it was made; return once it has returned.
+        """Make the call, unless it was made; return once the call has returned.
 
         Raises:
-            TimeoutError: It did not within so many seconds of its beginning.
+            TimeoutError: The call took longer than so many seconds since its beginning.
             Exception: What the call raised.
         """
         self.begin()
@@ -62,8 +62,8 @@ class InTime:
 def abort_all() -> None:
     """Abort the communicators of all groups, so that no collective waits any longer.
 
-    torch's list of groups stays as it is. NCCL's are aborted together, since an abort
-    waits for those of the peers, in whatever order they come (pytorch 119797).
+    torch's list of groups stays as it is. NCCL's communicators are aborted together,
+    since each abort waits for the peers', whose order may differ (pytorch 119797).
     """
     world = dist.distributed_c10d._world  # noqa: SLF001 - torch has no public way
     groups = sorted(world.pg_names, key=lambda group: world.pg_names[group])
@@ -79,7 +79,7 @@ def abort_all() -> None:
 
 
 def _nccl_of(group: dist.ProcessGroup) -> list[Any]:
-    """Return NCCL's part of a group, where it has one."""
+    """Return the NCCL backends of a group."""
     if not dist.is_nccl_available():
         return []
     backends = [group._get_backend(kind) for kind in group._device_types]  # noqa: SLF001 - as above

@@ -10,14 +10,14 @@ log = logging.getLogger(__name__)
 
 
 class Contexts:
-    """Warns, once for each device, of contexts where they do not belong.
+    """Warns, once for each device, of contexts on other devices than this rank's.
 
-    torch tells of a context without opening one, on CUDA; of devices of which it does
-    not, nothing is known and nothing is said.
+    On CUDA, torch can tell whether a context exists without opening one. For devices
+    where torch cannot, there is no warning.
     """
 
     def __init__(self, rank: int, device: torch.device) -> None:
-        """Warn of what this process has opened before its session."""
+        """Warn of contexts that this process opened before its session."""
         self._rank = rank
         self._device = device
         self._known = self._elsewhere()
@@ -32,7 +32,7 @@ class Contexts:
             )
 
     def look_again(self) -> None:
-        """Warn of what was opened in the session."""
+        """Warn of contexts that were opened in the session."""
         new = [n for n in self._elsewhere() if n not in self._known]
         if new:
             log.warning(

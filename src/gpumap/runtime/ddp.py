@@ -117,7 +117,7 @@ def import_what_ddp_needs() -> None:
 
 
 def _check(model: object, ddp: DDPOptions, setup: LocalSetup) -> Likeness:
-    """Refuse a model that DDP refuses; return what all ranks must have in common."""
+    """Refuse a model that DDP refuses; return what all ranks' models must share."""
     decided = [name for name in _DECIDED_HERE if name in ddp]
     if decided:
         raise SessionError(
@@ -160,7 +160,7 @@ def _wrap(
 
 
 def _over(*_: object, **__: object) -> NoReturn:
-    """Replace methods that need the group, once the session is over; copies too."""
+    """Raise, in place of methods that need the ended group, copying included."""
     raise SessionError(
         "the session is over, and with it the wrapped model.",
         "Its process group was destroyed when the block was left.",

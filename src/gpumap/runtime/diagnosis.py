@@ -1,4 +1,4 @@
-"""Which rank failed first, where none has said so."""
+"""Finding the rank that failed first, if no rank has reported a failure."""
 
 from collections.abc import Iterable, Sequence
 from itertools import islice
@@ -18,7 +18,7 @@ _MOST_NAMED = 20
 
 
 class Diagnosis:
-    """What a rank finds out by asking all others what they are doing."""
+    """Finds the first failure by asking all ranks what they are doing."""
 
     def __init__(
         self,
@@ -27,17 +27,16 @@ class Diagnosis:
         listener: Listener,
         group: Watched,
     ) -> None:
-        """Ask on the connection of these peers; listener hears the others."""
+        """Take the peers whose connection is used, and the listener for answers."""
         self._peers = peers
         self._neighbours = neighbours
         self._listener = listener
         self._group = group
 
     def first_fault(self) -> Fault | None:
-        """Return what made this rank fail; None where it seems to be this rank.
+        """Return the fault that made this rank fail; None if it seems to be its own.
 
-        Of several ranks that ask, the first finds out, and the others wait for what it
-        tells.
+        If several ranks ask, the first one finds the fault, and the others wait for it.
 
         Raises:
             StoreLostError: The store does not answer.
@@ -55,7 +54,7 @@ class Diagnosis:
         return self._slowest()
 
     def ask_all(self) -> Member:
-        """Have all ranks write what they are doing; return who asked first."""
+        """Have all ranks write what they are doing; return whichever asked first."""
         entry = Entry(kind="inquiry", member=self._peers.me)
         inquiry = Journal(self._peers.store).append(entry)
         if inquiry.member == self._peers.me:
@@ -68,11 +67,11 @@ class Diagnosis:
         return store.read(key, Answer) if store.has(key) else Answer()
 
     def members(self, ranks: Iterable[int]) -> list[Member]:
-        """Return the first of some ranks."""
+        """Return the members of these ranks, or of the first twenty of them."""
         return [self._peers.member(rank) for rank in islice(ranks, _MOST_NAMED)]
 
     def _slowest(self) -> Fault | None:
-        """Blame the ranks that had made fewer collectives than this one."""
+        """Return the fault of ranks with fewer collectives than this one, if any."""
         mine = self._group.doing()
         behind: list[tuple[Member, Answer]] = []
         for rank in range(self._peers.world_size):

@@ -1,4 +1,4 @@
-"""What gloo and NCCL read from the environment while a session's groups are made."""
+"""Environment variables that gloo and NCCL read while a session's groups are made."""
 
 import os
 import socket
@@ -17,10 +17,10 @@ __all__ = ["group_environment"]
 def group_environment(
     launch: Launch, rendezvous: Rendezvous
 ) -> Generator[None, None, None]:
-    """Set for a session, and so for groups that the user makes in it, what is not set.
+    """Set these variables for a session, and so for groups that the user makes in it.
 
-    torch has no arguments for these variables; one that the user has set stays as it
-    is, and the others are unset afterwards.
+    torch has no arguments for them. A variable that the user has set stays as it is;
+    the others are unset afterwards.
     """
     wanted = {**_interfaces(launch, rendezvous), **_ERRORS}
     added = {n: value for n, value in wanted.items() if not os.environ.get(n)}
@@ -41,13 +41,12 @@ _ERRORS = {"TORCH_NCCL_RETHROW_CUDA_ERRORS": "0"}
 
 
 def _interfaces(launch: Launch, rendezvous: Rendezvous) -> Mapping[str, str]:
-    """Return where gloo and NCCL are to listen: where the other ranks come from.
+    """Return the interfaces where gloo and NCCL are to listen for the other ranks.
 
-    gloo listens where the host's name points to, NCCL on InfiniBand or the first
-    interface that is not loopback, unless these variables name an interface. While all
-    ranks are on this host that is loopback. While they are not, and the host's name
-    points to loopback, gloo's is the interface by which this rank and the store reached
-    each other.
+    Without these variables, gloo listens at the address of the host's name, NCCL on
+    InfiniBand or the first interface that is not loopback. If all ranks are on this
+    host, both get loopback. If not, and the host's name points to loopback, gloo gets
+    the interface by which this rank and the store reached each other.
     """
     alone = launch.master_addr in LOOPBACK and not launch.several_nodes
     if launch.one_node or alone:

@@ -1,4 +1,4 @@
-"""A rank hears, while its body runs, what becomes of the others."""
+"""The thread by which a rank learns of the others' failures while its body runs."""
 
 import logging
 import os
@@ -36,7 +36,7 @@ class Watched(Protocol):
 
     @property
     def late_after(self) -> float | None:
-        """After how many seconds a collective is late that torch does not end."""
+        """Seconds after which a collective is late; None if torch ends it by itself."""
         ...
 
     def doing(self) -> Answer:
@@ -44,20 +44,21 @@ class Watched(Protocol):
         ...
 
     def release(self) -> None:
-        """Let the main thread out of a collective that cannot finish."""
+        """Make the main thread leave a collective that cannot finish."""
         ...
 
 
 class Listener:
-    """A thread that waits at the store, and for the end of the neighbours' processes.
+    """A thread that waits for entries in the store, and for neighbours' ends.
 
-    While nothing happens it asks the store for nothing. It answers for this rank also
+    While nothing happens it sends the store no requests. It answers for this rank even
     while the main thread is in a library.
 
     Attributes:
-        lost: Why the store does not answer, once it does not.
-        at_end: Whether this rank has come to its end.
-        has_failed: Whether it leaves with an error, and needs no help to do so.
+        lost: The error of the store, once the store does not answer.
+        at_end: Whether this rank's body has ended.
+        has_failed: Whether this rank leaves with an error already, so that its main
+            thread need not be released.
     """
 
     def __init__(
@@ -68,10 +69,9 @@ class Listener:
         *,
         on_lost: Callable[[], object],
     ) -> None:
-        """Begin to listen, on a connection of its own.
+        """Start the thread, on a separate connection.
 
-        on_lost is called where the store does not answer, and torch notices nothing by
-        itself.
+        If the store does not answer and torch would not notice, on_lost is called.
 
         Raises:
             StoreLostError: The store does not answer.
@@ -103,13 +103,13 @@ class Listener:
         self._thread.start()
 
     def wait_for(self, kind: str, seconds: float) -> Entry | None:
-        """Return the entry of a kind; None once time is up, or the store is lost."""
+        """Return the entry of a kind; None at the time limit, or without a store."""
         with self._news:
             self._news.wait_for(lambda: kind in self._entries or self.lost, seconds)
             return self._entries.get(kind)
 
     def wake(self) -> None:
-        """Look at what this rank is doing now."""
+        """Wake the thread, so that it looks at what this rank is doing."""
         with suppress(OSError):
             os.write(self._waker, b"\0")
 
@@ -190,14 +190,14 @@ class Listener:
                 self._group.release()
 
     def _hear_end_of(self, neighbour: Member) -> None:
-        """Tell all that a process has ended which had not come to its end."""
+        """Tell all ranks if a neighbour's process ended before its body did."""
         if "outcome" not in self._entries and not self._peers.store.has(
             keys.ended(neighbour.rank)
         ):
             self._tell(gone(neighbour))
 
     def _say_how_far(self) -> None:
-        """Tell those who wait how far it came; a thread of the user's may go on."""
+        """Publish the progress of this ended rank, where a user's thread may go on."""
         if self._begun != (now := begun()):
             self._begun = now
             mine = self._group.doing()
@@ -205,7 +205,7 @@ class Listener:
             self._peers.store.write(keys.ended(self._peers.me.rank), told)
 
     def _look_how_far(self) -> None:
-        """Tell all where this rank stands in what an ended one will never join."""
+        """Tell all ranks if an ended rank will not join this one's collective."""
         first = self._entries["end"].member
         if not is_standing():
             self._looks = 0

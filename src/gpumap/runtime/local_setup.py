@@ -37,7 +37,7 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 _KNOWN_BACKENDS = ("gloo", "nccl", "mpi", "ucc", "xccl")
-# Of devices that only other builds of torch know, for rehearsals.
+# Backends of devices that this build of torch may not know, for rehearsals.
 _BACKENDS = {"npu": "hccl", "hpu": "hccl", "xpu": "xccl", "cuda": "nccl"}
 
 
@@ -70,10 +70,10 @@ class SessionOptions:
             seconds_of("timeout", self.timeout)
 
     def check_types(self) -> None:
-        """Check what a type checker would have found.
+        """Check the types of the arguments.
 
         Raises:
-            SessionError: An argument is of another type than its own.
+            SessionError: An argument has another type than it should.
         """
         for name, kind in (
             ("device", str),
@@ -100,12 +100,12 @@ class SessionOptions:
 
     @property
     def start_seconds(self) -> float:
-        """How long the ranks have to come together."""
+        """Seconds that the ranks have to come together."""
         return start_seconds("start_timeout", self.start_timeout, self.environ)
 
     @property
     def end_seconds(self) -> float:
-        """How long the ranks have to come to the end after the first one."""
+        """Seconds that the ranks have to reach the end after the first one has."""
         return seconds_of("end_timeout", self.end_timeout)
 
     @property
@@ -117,20 +117,19 @@ class SessionOptions:
 
     @property
     def group_seconds(self) -> float:
-        """The same in seconds."""
+        """Seconds that a collective may take, by torch's default if None was given."""
         return (self.group_timeout or default_pg_timeout).total_seconds()
 
 
 @dataclass(frozen=True)
 class LocalSetup:
-    """This rank's own part, ready.
+    """The result of a rank's local set-up.
 
     Attributes:
-        choice: The strategy and its inputs, checked.
-        node: The host and its devices, pretended in a rehearsal.
-        placement: Where this rank belongs.
+        pool: The strategy and its inputs, checked, for this node.
+        placement: The device of this rank, and why.
         device: The torch device to use; the CPU in a rehearsal.
-        backend: What a process group on the placement's device uses.
+        backend: The process group backend for the placement's device.
         rehearsal: The machine pretended, if one is.
         can_share: Whether the backend lets two ranks use one device.
     """
@@ -144,12 +143,12 @@ class LocalSetup:
 
     @property
     def node(self) -> Node:
-        """The host and its devices."""
+        """The host and its devices, pretended in a rehearsal."""
         return self.pool.node
 
     @property
     def launch(self) -> Launch:
-        """Who this rank is."""
+        """The rank, local rank and so on of this process."""
         return self.placement.launch
 
     @property
@@ -187,7 +186,7 @@ def prepare(options: SessionOptions, launch: Launch) -> LocalSetup:
             log.log(level, "%s", idle)
         for sentence in pool.warnings(launch):
             log.warning("%s", sentence)
-    # Of a mask that all have, one rank tells; of one of its own, each.
+    # A mask that all ranks share is reported by one of them, a rank's own by each.
     own = launch.devices_bound or not node.devices
     tells = (own or (launch.local_rank or 0) == 0) and options.device != "cpu"
     if tells and (slip := doubt(node, options.environ)):
@@ -225,13 +224,13 @@ def launch_of_group(options: SessionOptions) -> Launch:
 
 
 def refuse_without_a_rank(launch: Launch, environ: Mapping[str, str]) -> None:
-    """Refuse a process of multiprocessing that is to meet others, and has no rank.
+    """Refuse a child of multiprocessing that has an address to meet at, and no rank.
 
-    Each of torch.multiprocessing.spawn's processes gets its rank as an argument; where
-    only the address is set, each believes to be alone, on the first device.
+    torch.multiprocessing.spawn passes the rank as an argument. If only the address is
+    set, each process would take itself for the only one, and use the first device.
 
     Raises:
-        LaunchError: It would be a world of one.
+        LaunchError: The process would be a world of one.
     """
     address = [environ.get(name) for name in ("MASTER_ADDR", "MASTER_PORT")]
     if (
@@ -287,7 +286,7 @@ def _refuse_a_missing_backend(backend: str) -> None:
     """Refuse a backend that this torch was built without: "nccl", "cuda:nccl,cpu:gloo".
 
     Raises:
-        SessionError: One is not there.
+        SessionError: A backend is missing.
     """
     names = [part.rpartition(":")[2].strip() for part in backend.lower().split(",")]
     missing = [name for name in names if not dist.is_backend_available(name)]
@@ -302,10 +301,10 @@ def _refuse_a_missing_backend(backend: str) -> None:
 
 
 def default_backend(kind: str, *, rehearsed: bool) -> str:
-    """Return the backend for a kind of device, in a rehearsal also of another torch.
+    """Return the backend for a kind of device; in a rehearsal, of any build of torch.
 
     Raises:
-        DeviceError: There is none.
+        DeviceError: No backend serves this kind.
     """
     if kind == "mps":
         # torch names gloo, which serves the CPU and CUDA only.
@@ -316,7 +315,7 @@ def default_backend(kind: str, *, rehearsed: bool) -> str:
         )
     try:
         return str(dist.get_default_backend_for_device(kind))
-    except (ValueError, RuntimeError):  # one it cannot use, one it does not know
+    except (ValueError, RuntimeError):  # a kind it cannot use, one it does not know
         if rehearsed and kind in _BACKENDS:
             return _BACKENDS[kind]
         raise DeviceError(

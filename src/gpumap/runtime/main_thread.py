@@ -9,15 +9,15 @@ __all__ = ["holds_main_thread"]
 
 _PENDING = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 _LOOK = 0.5
-# What Python has been asked to call, which it may do at any later time.
+# Pending calls are kept alive here, since Python may make them at any later time.
 _asked: list[Any] = []
 
 
 def holds_main_thread(seconds: float, unless: threading.Event) -> bool:
     """Tell whether the main thread runs no Python for so many seconds.
 
-    Python is asked to call something between two steps of that thread (CPython,
-    Py_AddPendingCall): a collective, a lock or a sleep lets it wait. Once the event is
+    CPython makes a pending call (Py_AddPendingCall) between two bytecodes of the main
+    thread, so not during a collective, a lock or a sleep. Once the event `unless` is
     set, the answer is no.
     """
     ran = threading.Event()
@@ -29,7 +29,7 @@ def holds_main_thread(seconds: float, unless: threading.Event) -> bool:
     call = _PENDING(note)
     _asked.append(call)
     if ctypes.pythonapi.Py_AddPendingCall(call, None) != 0:
-        return False  # there are too many of them, so that nothing can be told
+        return False  # the queue of pending calls is full
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if unless.wait(min(_LOOK, seconds)) or ran.is_set():

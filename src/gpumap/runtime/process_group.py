@@ -1,4 +1,4 @@
-"""The process group's beginning and its two ends."""
+"""The process group: how it forms, and how it is destroyed or abandoned."""
 
 import logging
 import os
@@ -40,7 +40,7 @@ from gpumap.time_limits import (
 
 __all__ = ["ProcessGroup", "list_all_ranks", "refuse_a_dead_group"]
 
-# Its functions have `group=group.WORLD` as a default, worked out when it is imported.
+# This module's functions have `group=group.WORLD` as a default, evaluated at import.
 # The first DDP imports it (through torch._dynamo): from then on the defaults hold the
 # group, its threads and its sockets for the life of the process, and destroying the
 # group does not end it. Imported here, before there is a group, they hold None.
@@ -56,7 +56,7 @@ _Hook: TypeAlias = Callable[
 class ProcessGroup:
     """torch's default process group, from init to destroy or abort.
 
-    One that exists already, and is the user's, is only looked at.
+    A group that the user has made is only observed.
 
     Attributes:
         leaving: Set once the main thread is on its way out of the block.
@@ -65,7 +65,7 @@ class ProcessGroup:
     def __init__(
         self, setup: LocalSetup, options: SessionOptions, rendezvous: Rendezvous
     ) -> None:
-        """Take the group that exists; without one, form() makes it."""
+        """Take the group that exists; if there is none, form() makes it."""
         self._setup = setup
         self._options = options
         self._rendezvous = rendezvous
@@ -94,18 +94,18 @@ class ProcessGroup:
         self._installed: _Hook = sys.excepthook
 
     def form(self) -> None:
-        """Initialise the group on a store whose ranks have all answered.
+        """Initialise the group, after all ranks have answered the roll call.
 
         Raises:
-            SessionError: It did not form within start_timeout, or another rank has
-                failed before.
+            SessionError: It did not form within start_timeout, or another rank failed
+                before.
         """
         if self._adopted:
             return
         setup, options = self._setup, self._options
         launch = setup.launch
-        # gloo's meeting of the others has its own bound; the group's is for what comes
-        # after, when torch's watchdog of NCCL is left the last word.
+        # gloo forms within start_timeout, and gets its own timeout afterwards. Other
+        # groups get it now, and later than gpumap's, which can tell the other ranks.
         seconds = options.start_seconds
         if self.late_after is not None:
             seconds = self.late_after + TORCH_LATER
@@ -143,7 +143,7 @@ class ProcessGroup:
             self.begin_abort()
 
     def _take(self, group: dist.ProcessGroup | None) -> None:
-        """Take what init_process_group has made, as far as it came."""
+        """Take the group that init_process_group has made, if it made one."""
         if group is None:
             return
         if self._splits:
@@ -154,19 +154,19 @@ class ProcessGroup:
 
     @property
     def late_after(self) -> float | None:
-        """After how many seconds a collective is late that torch does not end.
+        """Seconds after which a collective is late; None if torch ends it by itself.
 
-        gloo's raise an error then; NCCL's watchdog ends the process, which says nothing
-        to the others.
+        gloo's collectives raise an error then. NCCL's watchdog ends the process, which
+        tells the other ranks nothing.
         """
         if self._adopted or self._breaks:
             return None
         return self._seconds
 
     def is_late(self) -> bool:
-        """Tell whether the group takes too long to form, or a collective does.
+        """Tell whether the group takes too long to form, or a collective to finish.
 
-        It is asked now and then: a collective counts from the first time it is seen.
+        Call it at intervals: a collective counts from the first call that sees it.
         """
         now = time.monotonic()
         if self.late_after is None:
@@ -175,7 +175,7 @@ class ProcessGroup:
             return now - self._forms_since > self._options.start_seconds
         if not is_standing() or self._stands_in != begun():
             self._stands_in, self._stands_since = begun(), now
-        # Groups of the user's may have longer time-outs: the session's own counts.
+        # The user's groups may have longer timeouts: only the session's group counts.
         return (
             now - self._stands_since > self.late_after
             and self.doing().stands_in is not None
@@ -194,7 +194,7 @@ class ProcessGroup:
         )
 
     def synchronize(self) -> None:
-        """Wait for what this rank's device still does.
+        """Wait for the work that is queued on this rank's device.
 
         Raises:
             RuntimeError: A kernel has failed.
@@ -203,11 +203,11 @@ class ProcessGroup:
             torch.accelerator.synchronize(self._setup.device)
 
     def release(self) -> None:
-        """Let the main thread out of a collective that another rank will not join.
+        """Make the main thread leave a collective that another rank will not join.
 
-        Where it stays in torch's init, which can wait without end for a rank that died
-        while it connected, or in another library for as long as a collective may take,
-        the process is ended.
+        The process is ended if the main thread stays in torch's init, which can wait
+        without end for a rank that died while connecting, or in another library for as
+        long as a collective may take.
         """
         if self._adopted:
             return
@@ -223,7 +223,7 @@ class ProcessGroup:
             ).start()
 
     def begin_abort(self) -> None:
-        """Begin to end communicators that would wait for the others'."""
+        """Begin to abort communicators that would wait for their peers."""
         if self._formed and not self._adopted and not self._breaks:
             self._abort.begin()
 
@@ -245,7 +245,7 @@ class ProcessGroup:
         """End the group after all ranks have finished.
 
         Raises:
-            SessionError: It could not be ended.
+            SessionError: The group could not be ended.
         """
         if self._adopted:
             return
@@ -273,9 +273,9 @@ class ProcessGroup:
     def abandon(self, error: BaseException) -> None:
         """End the group without waiting for ranks that may never answer.
 
-        gloo's connections are ended first, whoever still refers to the group, so that
-        the others notice. NCCL's abort waits for that of its peers, and is not waited
-        for longer than a few seconds.
+        gloo's connections are shut down first, even if something still refers to the
+        group, so that the other ranks notice. NCCL's abort, which waits for its peers'
+        aborts, is given a few seconds.
         """
         if self._adopted:
             return
@@ -296,9 +296,9 @@ class ProcessGroup:
     def _restore(self) -> None:
         if self._group is not None and dist.group.WORLD is self._group:
             _dead.append(self._group)
-            # Its end, when Python ends, would wait for its peers as well.
+            # Destroying it when Python ends would wait for its peers as well.
             _keep_all()
-        # Whoever refers to the group keeps its threads and sockets.
+        # A reference to the group keeps its threads and sockets.
         self._group = None
         self.leaving.set()
         self._variables.close()
@@ -315,10 +315,12 @@ _dead: list[dist.ProcessGroup] = []
 
 
 def refuse_a_dead_group() -> None:
-    """Refuse to take a group for the user's that an earlier session could not end.
+    """Refuse to go on if an earlier session could not end its group.
+
+    That group would be taken for one that the user has made.
 
     Raises:
-        SessionError: That is torch's default group now.
+        SessionError: torch's default group is such a group.
     """
     if dist.is_initialized() and any(dist.group.WORLD is group for group in _dead):
         raise SessionError(
@@ -329,22 +331,22 @@ def refuse_a_dead_group() -> None:
 
 
 def _peers() -> list[int]:
-    """Return how many other ranks each of this process's groups of gloo's has."""
+    """Return how many other ranks each of this process's gloo groups has."""
     groups = dist.distributed_c10d._world.pg_map.items()  # noqa: SLF001 - torch has no public way
     return [group.size() - 1 for group, (backend, _) in groups if "gloo" in backend]
 
 
-# torch makes new groups, and a DeviceMesh's, of a group that is bound to a device by
-# splitting it, which the other backends fail at. Source: torch 2.13,
-# distributed_c10d.py, split_group and perform_nocolor_split.
+# Where the default group is bound to a device, torch makes new groups, a DeviceMesh's
+# included, by splitting it, which fails with other backends than these. Source: torch
+# 2.13, distributed_c10d.py, split_group and perform_nocolor_split.
 _SPLITS = ("nccl", "xccl")
 
 
 def list_all_ranks(group: dist.ProcessGroup, device: torch.device) -> None:
-    """Write down in a default group that is bound to a device which ranks it has.
+    """Set the list of all ranks in a default group that is bound to a device.
 
-    torch does so in the first one of a process only; a DeviceMesh that splits a later
-    one then ends in a segmentation fault (torch 2.13).
+    torch sets it in the first such group of a process only; a DeviceMesh that splits a
+    later one then ends in a segmentation fault (torch 2.13).
     """
     backend: Any = group._get_backend(device)  # noqa: SLF001 - torch has no public way
     options = getattr(backend, "options", None)
@@ -353,7 +355,7 @@ def list_all_ranks(group: dist.ProcessGroup, device: torch.device) -> None:
 
 
 def _end(why: str) -> NoReturn:
-    """End a process whose main thread cannot."""
+    """End the process at once, since its main thread cannot, and say why."""
     sys.stderr.write(
         f"gpumap: pid {os.getpid()} ends, since another rank failed and {why}.\n"
     )
@@ -362,9 +364,9 @@ def _end(why: str) -> NoReturn:
 
 
 def _keep_all() -> None:
-    """Keep all groups alive beyond the end of Python.
+    """Keep all groups alive until the process is gone.
 
-    In a forked child too: there a parent's groups have no threads.
+    A forked child does so too, since its parent's groups have no threads there.
     """
     for group in {*dist.distributed_c10d._world.pg_map, *_made}:  # noqa: SLF001 - torch has no public way
         outlive(group)

@@ -1,4 +1,4 @@
-"""A session: from the environment to a process group, and back to nothing."""
+"""A session: from the environment to a process group, and to its end."""
 
 import logging
 from collections.abc import Callable, Generator
@@ -42,13 +42,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Session:
-    """What is true inside a session.
+    """An open session.
 
     Attributes:
         device: The torch.device in use; the CPU in a rehearsal.
-        launch: Who this process is among the others.
+        launch: The rank, local rank and so on of this process.
         node: This host and its devices.
-        placement: The device it is mapped to, and why; in a rehearsal, pretended.
+        placement: The device of this process, and why; in a rehearsal, pretended.
         store: A torch store that all ranks share, with keys of this session alone.
     """
 
@@ -86,10 +86,10 @@ def session(
     launch: Launch | None = None,
     node: Node | None = None,
 ) -> Block[Session]:
-    """Open a session without a model: for FSDP, for evaluation, for a wrap of your own.
+    """Open a session without a model: for FSDP, evaluation, or your own wrapper.
 
-    All arguments are as in ddp_session, and so are the errors. It is used with `with`,
-    or above a function, which then runs in a session of its own at each call.
+    Arguments and errors are those of ddp_session. Use it with `with`, or as a decorator
+    of a function, each call of which then opens and closes a session.
     """
     options = SessionOptions(
         strategy=strategy,
@@ -111,7 +111,7 @@ def current() -> Session:
     """Return the session that this code runs in.
 
     Raises:
-        SessionError: There is none.
+        SessionError: No session is open.
     """
     if not _current:
         raise SessionError(
@@ -130,11 +130,11 @@ def life_of(
     let_go: Callable[[T], None] = lambda _: None,
     meanwhile: Callable[[], None] = lambda: None,
 ) -> Generator[T, None, None]:
-    """Open a session, yield what wrap makes of it, and close it, whatever happens.
+    """Open a session, yield wrap(session), and close the session in every case.
 
-    check says what all ranks' models must be like, and may refuse to start; let_go
-    takes from what was yielded what keeps the process group alive; meanwhile is called
-    in a thread while the communicator forms, if that takes long.
+    check returns what all ranks' models must share, and may refuse to start; let_go
+    removes from the yielded value what keeps the process group alive; meanwhile is
+    called in a thread while the communicator forms, if that takes long.
     """
     with Sigterm(options.start_seconds) as sigterm, ExitStack() as stack:
         options.check_types()
@@ -175,7 +175,7 @@ def life_of(
             try:
                 told = ending.fail(error)
             except SystemExit:
-                # Python prints none of these, and so not what was on its way either.
+                # Python prints no SystemExit, and so not the error that it interrupted.
                 log.exception("SIGTERM came while another error was being told")
                 raise
             finally:

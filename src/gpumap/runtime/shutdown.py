@@ -1,4 +1,4 @@
-"""Closing a session: together after success, else told which rank failed first."""
+"""Closing a session: together after success, else naming the first failure."""
 
 import logging
 import threading
@@ -49,41 +49,41 @@ class Alone:
     """The way out of a session in a world of one."""
 
     def __init__(self, me: Member) -> None:
-        """Note on errors who this is."""
+        """Take this rank's description, for notes on errors."""
         self._me = me
 
     def meet(self) -> None:
-        """Wait for nobody."""
+        """Do nothing: there are no other ranks."""
 
     def part(self) -> None:
-        """Wait for nobody."""
+        """Do nothing: there are no other ranks."""
 
     def fail(self, error: BaseException) -> BaseException:
-        """Note on an error where it was raised; return it."""
+        """Note on an error which process raised it; return the error."""
         note(error, f"gpumap: raised on {self._me} of 1, {self._me.device}")
         return error
 
     def last_words(self, error: BaseException) -> None:
-        """Tell nobody."""
+        """Do nothing: there are no other ranks."""
 
     def stay(self) -> None:
-        """Wait for nobody."""
+        """Do nothing: there are no other ranks."""
 
     def close(self) -> None:
-        """Leave nothing behind."""
+        """Do nothing: there is no connection."""
 
 
 class Shutdown:
-    """One rank's way out of a session among others.
+    """One rank's way out of a session with several ranks.
 
-    A rank leaves by meet(), once its body has ended well, and by part(), once its group
-    is closed; or by fail(), at any time before.
+    After success a rank calls meet() when its body has ended, and part() when its group
+    is closed; after an error, it calls fail() instead, at any time.
     """
 
     def __init__(
         self, started: Started, options: SessionOptions, group: ProcessGroup
     ) -> None:
-        """Listen to the others from now on.
+        """Start to listen to the other ranks.
 
         Raises:
             StoreLostError: The store does not answer.
@@ -149,10 +149,10 @@ class Shutdown:
                 self._peers.count(keys.BYE, others, keys.ALL_GONE)
 
     def fail(self, error: BaseException) -> BaseException:
-        """Tell the others of an error; return the one to leave with.
+        """Tell the other ranks of an error; return the error to leave with.
 
-        That is the error itself, with notes, where it is this rank's own, and a
-        SessionError with the first failure where this rank has only suffered from it.
+        That is the same error, with notes, if this rank caused it; if it only follows
+        from another failure, a SessionError that names the first failure.
         """
         if error is self._told:
             return error
@@ -173,19 +173,19 @@ class Shutdown:
         return error
 
     def _leave_collectives(self) -> None:
-        """Leave the group: nobody could tell of a rank that is missing there."""
+        """Leave the group: without the store, no missing rank can be reported."""
         log.error("the session ends: %s.", self._lost().text)
         self._group.release()
 
     def _look_for_late(self) -> None:
-        """Look now and then, which asks nobody, whether this rank waits too long."""
+        """Check at intervals, without asking others, if this rank waits too long."""
         pause = min(LOOK_FOR_LATE, (self._group.late_after or LOOK_FOR_LATE) / 4)
         while not self._group.leaving.wait(pause):
             if self._group.is_late() and self._tell_who_is_late():
                 return
 
     def _tell_who_is_late(self) -> bool:
-        """Tell all why this rank waits too long; return whether it still does."""
+        """Tell all ranks why this one waits too long; return whether it still does."""
         try:
             peers = self._started.peers(DOING)
             with closing(peers.store):
@@ -212,9 +212,10 @@ class Shutdown:
                 store.comes(keys.ALL_HEARD, HOST_STAYS)
 
     def stay(self) -> None:
-        """Keep the store, if it is this process's, until the others know the outcome.
+        """Keep a store that this rank hosts until the others know the outcome.
 
-        Not for long, since an error is on its way; the rest of it when Python ends.
+        The wait is short, since an error is about to be raised, and goes on when Python
+        ends.
         """
         if self._stay_until_heard(HOST_STAYS):
             self.close()
@@ -231,9 +232,9 @@ class Shutdown:
         return self._stay(keys.HEARD, world_size, keys.ALL_HEARD, seconds)
 
     def _stay(self, counter: str, expected: int, complete: str, seconds: float) -> bool:
-        """Host the store until all ranks expected have counted, or are dead.
+        """Host the store until as many ranks as expected have counted or are dead.
 
-        Returns whether they have, or need not.
+        Return whether they have; also True if this rank does not host the store.
         """
         deadline = time.monotonic() + seconds
         with suppress(StoreLostError):
@@ -250,7 +251,7 @@ class Shutdown:
         self._peers.store.close()
 
     def _outcome(self) -> Entry:
-        """Return how the session ended, once all know."""
+        """Wait for the entry that tells all ranks how the session ended; return it."""
         reminder = Reminder()
         deadline = reminder.began + self._end_seconds
         while (left := deadline - time.monotonic()) > 0:
@@ -284,7 +285,7 @@ class Shutdown:
         return None
 
     def _first_fault(self, error: BaseException, *, suffers: bool) -> Fault:
-        """Return what failed first; tell the others, where they do not know."""
+        """Return the first failure; tell the other ranks unless they know it."""
         if known := self._known_fault():
             return known
         mine = own(self._me, error)
@@ -294,7 +295,7 @@ class Shutdown:
             entry = Entry(kind=kind, member=self._me, fault=fault)
             held = self._journal.append(entry) if suffers else self._tell(entry)
         except (StoreLostError, RollCallError) as failure:
-            # Its host leaves once all have heard: so has this rank, in another thread.
+            # The store's host leaves once all ranks know the outcome, this one too.
             if known := self._known_fault():
                 return known
             lost = self._lost()
@@ -305,19 +306,19 @@ class Shutdown:
     def _tell(self, entry: Entry) -> Entry:
         """Append to the journal, on a connection that does not wait long for the store.
 
-        A rank's own traceback is not held back where the store's host is stopped.
+        So a host of the store that is stopped does not hold back this rank's traceback.
         """
         peers = self._started.peers(DOING)
         with closing(peers.store):
             return Journal(peers.store).append(entry)
 
     def _known_fault(self, seconds: float = 0.0) -> Fault | None:
-        """Return the first failure, if it is known, or is within some seconds."""
+        """Return the first failure, if it becomes known within so many seconds."""
         outcome = self._listener.wait_for("outcome", seconds)
         return None if outcome is None else outcome.fault
 
     def _awaited(self) -> list[Member]:
-        """Return the ranks that have not come to the end, the first of them."""
+        """Return the ranks that have not come to the end, the first twenty at most."""
         return self._diagnosis.members(self._peers.without(keys.ended))
 
     def _lost(self) -> Fault:

@@ -30,18 +30,18 @@ __all__ = ["Started", "start_up"]
 
 log = logging.getLogger(__name__)
 
-# Enough for any machine; ranks that are pretended on one are more.
+# Enough for any machine; a rehearsal may pretend more ranks on one.
 _MOST_NEIGHBOURS = 256
 
 
 @dataclass(frozen=True)
 class Started:
-    """A rank among all others.
+    """A rank after the roll call.
 
     Attributes:
-        setup: Its own part.
+        setup: Its local set-up.
         rendezvous: The session's part of the store.
-        me: How it introduced itself.
+        me: This rank, as it described itself to the others.
         host: The other rank that hosts the store, if one does.
         neighbours: The other ranks of this node, as far as they are known.
     """
@@ -53,7 +53,7 @@ class Started:
     neighbours: Sequence[Member]
 
     def peers(self, patience: float) -> Peers:
-        """Return all ranks, on a connection of its own, as Rendezvous.connect does."""
+        """Return all ranks, on a new connection, as Rendezvous.connect opens it."""
         return _peers(self.rendezvous, self.setup.launch, self.me, patience)
 
 
@@ -64,10 +64,10 @@ def start_up(
     *,
     adopted: bool,
 ) -> Started:
-    """Return once all ranks are there and agree.
+    """Prepare this rank, meet the others, call the roll; return once all ranks agree.
 
-    check says what all ranks' models must be like, and may refuse to start; adopted,
-    whether a process group exists already, whose store is used.
+    check returns what all ranks' models must share, and may refuse to start; adopted
+    tells whether a process group exists already, whose store is used.
     """
     setup, likeness = _prepare_or_withdraw(options, launch, check, adopted=adopted)
     rendezvous = _meet(launch, options.start_seconds, options, adopted=adopted)
@@ -97,7 +97,7 @@ def neighbours_of(launch: Launch) -> Sequence[int]:
 
 
 def _node_of(launch: Launch) -> int | None:
-    """Return which node this is, where that is certain."""
+    """Return this node's rank, if it is certain."""
     return 0 if launch.one_node else launch.node_rank
 
 
@@ -108,7 +108,7 @@ def _prepare_or_withdraw(
     *,
     adopted: bool,
 ) -> tuple[LocalSetup, Likeness]:
-    """Prepare; if that fails, tell the others, so that they fail too, and at once."""
+    """Do the local set-up; if it fails, tell the other ranks, so that they fail too."""
     try:
         setup = prepare(options, launch)
         return setup, check(setup)
@@ -121,7 +121,7 @@ def _prepare_or_withdraw(
 def _tell_the_others(
     options: SessionOptions, launch: Launch, error: Exception, *, adopted: bool
 ) -> None:
-    # All of it is in the error, which is raised once they know.
+    # The whole error is raised once the other ranks know.
     happened = described(error).partition("\n")[0]
     log.error("rank %d cannot start, and tells the others: %s", launch.rank, happened)
     seconds = min(options.start_seconds, TELL_THE_OTHERS)
@@ -186,13 +186,13 @@ def _sight(setup: LocalSetup, options: SessionOptions) -> str:
 
 
 def _machine(setup: LocalSetup) -> str:
-    """Return the machine pretended; a file by its whole path."""
+    """Return the machine that is pretended, if one is; a file by its absolute path."""
     wanted = setup.rehearsal or ""
     return str(Path(wanted).resolve()) if names_a_file(wanted) else wanted
 
 
 def _scores(setup: LocalSetup) -> dict[str, float]:
-    """Return each device's score by a name that no mask changes, where scores count."""
+    """Return each device's score, if there are any, by a name that no mask changes."""
     devices = setup.node.devices
     return {
         devices[n].uuid or devices[n].pci_bus_id or str(devices[n]): score
@@ -225,7 +225,7 @@ def _hint(setup: LocalSetup) -> str:
 
 
 def _identity(setup: LocalSetup) -> Identity | None:
-    """Return what tells this rank's device from all others, if anything does."""
+    """Return the identity of this rank's device, if it can be told from others."""
     launch, device = setup.launch, _without_shared_names(setup)
     host, view = boot_id(), file_space()
     if setup.rehearsal:
@@ -242,10 +242,10 @@ def _identity(setup: LocalSetup) -> Identity | None:
 
 
 def _without_shared_names(setup: LocalSetup) -> Device:
-    """Return this rank's device without a UUID and a bus that another one has too.
+    """Return this rank's device, without a UUID and bus ID that another device shares.
 
     Partitions of an AMD GPU may repeat its UUID, and are functions of one PCI device,
-    of which torch does not tell the function. Slices by MIG have names of their own.
+    whose number torch does not report. MIG slices have distinct UUIDs.
     """
     device = setup.placement.device
     names = (device.uuid, device.pci_bus_id)
@@ -282,6 +282,6 @@ def _call_the_roll(
             remark=at_a_terminal(options.environ) if launch.launcher == "Slurm" else "",
         )
     except (KeyboardInterrupt, SystemExit) as error:
-        # Counted already, and not coming: nobody should wait for this rank.
+        # This rank may have been counted already, and no other should wait for it.
         withdraw(peers, error, TELL_THE_OTHERS)
         raise
