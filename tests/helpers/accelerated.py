@@ -1,4 +1,4 @@
-"""What a rank does on the pretended accelerator: `python accelerated.py CASE`."""
+"""Scripts for the ranks of a pretended accelerator: `python accelerated.py CASE`."""
 
 import io
 import os
@@ -30,13 +30,13 @@ def say(*words: object) -> None:
 
 
 def contexts() -> list[int]:
-    """Return on which devices this process has a context."""
+    """Return the devices on which this process has a context."""
     has_context: Any = vars(torch._C)["_pretend_hasPrimaryContext"]  # noqa: SLF001 - as CUDA's
     return [n for n in range(torch.accelerator.device_count()) if has_context(n)]
 
 
 def summed(group: dist.ProcessGroup | None = None) -> float:
-    """Return the sum of 1 of each rank of a group."""
+    """All-reduce a 1 of each rank of a group, and return the sum."""
     one = torch.ones(1, device=gpumap.current().device)
     dist.all_reduce(one, group=group)
     return one.item()
@@ -49,7 +49,7 @@ def model() -> nn.Module:
 
 
 def train() -> None:
-    """Train in two sessions after one another."""
+    """Train in two successive sessions."""
     for number in range(2):
         with gpumap.ddp_session(model(), start_timeout=START) as m:
             device = gpumap.current().device
@@ -60,7 +60,7 @@ def train() -> None:
 
 
 def mesh() -> None:
-    """Make groups of some ranks and of a DeviceMesh, in two sessions."""
+    """Make a group of rank 0 and a group of a DeviceMesh, in each of two sessions."""
     for number in range(2):
         with gpumap.session(start_timeout=START):
             group = dist.new_group([0])
@@ -88,7 +88,7 @@ def fsdp() -> None:
 
 
 def elsewhere() -> None:
-    """Open contexts on devices of others, before the session and in it."""
+    """Open contexts on devices that are not rank 1's, before and in the session."""
     if RANK == 1:
         torch.ones(1, device="pretend:0")
     with gpumap.session(start_timeout=START):
@@ -99,17 +99,17 @@ def elsewhere() -> None:
 
 
 def kernel() -> None:
-    """Rank 1's last kernel fails, and nothing waits for it in the block."""
+    """Let rank 1's last kernel fail, with nothing in the block that waits for it."""
     with gpumap.session(start_timeout=START) as s:
         summed()
         if RANK == 1:
             torch.get_device_module("pretend").fail_kernel(s.device.index)
         if os.environ.get("COLLECTIVES"):
-            summed()  # the watchdog looks while a collective is under way
+            summed()  # the watchdog looks while a collective runs
 
 
 def held() -> None:
-    """A library holds rank 0's main thread while rank 1 fails."""
+    """Block rank 0's main thread in a library while rank 1 fails."""
     with gpumap.session(start_timeout=START, timeout=3):
         summed()
         if RANK == 1:
@@ -119,7 +119,7 @@ def held() -> None:
 
 
 def computes() -> None:
-    """Rank 0 works for 5 s while rank 1 fails, and then meets the group."""
+    """Let rank 0 work for 5 s while rank 1 fails, and then begin a collective."""
     with gpumap.session(start_timeout=START, timeout=3):
         summed()
         if RANK == 1:
@@ -133,7 +133,7 @@ def computes() -> None:
 
 
 def imports() -> None:
-    """Rank 1 fails while rank 0 still imports what DDP needs."""
+    """Let rank 1 fail while rank 0 still imports what DDP needs."""
     if RANK == 0:
         ddp.import_what_ddp_needs = lambda: time.sleep(3)
     wrap: Any = vars(ddp)["_wrap"]
@@ -149,7 +149,7 @@ def imports() -> None:
 
 
 def variables() -> None:
-    """Say what is set for NCCL before, in and after a session."""
+    """Print NCCL's variables as they are before, in and after a session."""
     names = ("NCCL_SOCKET_IFNAME", "TORCH_NCCL_RETHROW_CUDA_ERRORS")
     found = [[os.environ.get(name) for name in names]]
     with gpumap.session(start_timeout=START):
@@ -159,7 +159,7 @@ def variables() -> None:
 
 
 def again() -> None:
-    """Rank 1 is killed; rank 0 catches its error, and opens another session."""
+    """Kill rank 1; on rank 0 catch the error and open another session."""
     try:
         with gpumap.session(start_timeout=START):
             summed()
@@ -173,7 +173,7 @@ def again() -> None:
 
 
 def raises() -> None:
-    """Rank 0 is stopped, so that it aborts nothing; rank 1 raises in its block."""
+    """Stop rank 0, so that it aborts nothing; raise on rank 1."""
     with gpumap.session(start_timeout=START):
         summed()
         if RANK == 0:
@@ -184,7 +184,7 @@ def raises() -> None:
 
 
 def quiet() -> None:
-    """Train for 12 s in step, and count what is asked of the store meanwhile."""
+    """Train for 12 s in step, and list the requests to the store meanwhile."""
     asked: list[str] = []
     real = Client._request  # noqa: SLF001 - where every request passes
 
@@ -202,7 +202,7 @@ def quiet() -> None:
 
 
 def child() -> None:
-    """A program that is started in a session sees the devices as well."""
+    """Start a program in a session, which prints how many devices it sees."""
     with gpumap.session(start_timeout=START):
         code = "import torch; print('child', torch.accelerator.device_count())"
         subprocess.run([sys.executable, "-c", code], check=True)
@@ -210,14 +210,14 @@ def child() -> None:
 
 
 def spawned() -> list[int]:
-    """Train as a process of spawn(); return its contexts."""
+    """Train in a process of spawn(); return its contexts."""
     with gpumap.ddp_session(model()) as m:
         m(torch.ones(5, 4, device=gpumap.current().device)).sum().backward()
     return contexts()
 
 
 def spawn() -> None:
-    """Train with a process for each device."""
+    """Start one training process for each device."""
     say("spawned", gpumap.spawn(spawned), contexts())
 
 

@@ -33,10 +33,10 @@ load(
 
 
 def accelerator() -> dict[str, str]:
-    """Return the variables with which a process has the pretended accelerator.
+    """Return the environment variables that give a process the pretended accelerator.
 
-    Without a C++ compiler, ninja and Python's headers, which torch builds extensions
-    with, the test is skipped.
+    Without a C++ compiler, ninja or Python's headers, which torch needs to build
+    extensions, the test is skipped.
     """
     header = Path(sysconfig.get_path("include")) / "Python.h"
     for what, is_there in (
@@ -52,15 +52,15 @@ def accelerator() -> dict[str, str]:
 
 @cache
 def _library() -> Path:
-    """Return the library; build it unless there is one of the same sources."""
+    """Return the library's path; build it unless these sources were built before."""
     sources = (*_SOURCES, _HERE / "pretend/pretend.h")
     digest = hashlib.sha256(b"".join(file.read_bytes() for file in sources))
     made_of = f"{sys.implementation.cache_tag}-{torch.__version__}-{digest.hexdigest()}"
     folder = _HERE / "build"
     folder.mkdir(exist_ok=True)
     library = folder / f"{made_of}.so"
-    # One of the processes that run tests builds it. Where it is killed, the kernel lets
-    # go of this lock; torch's own, and what is half built, lie in a folder of its own.
+    # One of several test processes builds the library. If it is killed, the kernel
+    # releases this lock; torch's lock and unfinished files are in a separate folder.
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not library.exists():

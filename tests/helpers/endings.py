@@ -1,4 +1,4 @@
-"""What a script does around the end of its session: `python endings.py CASE [HOW]`."""
+"""Scripts that end a session in some way: `python endings.py CASE [HOW]`."""
 
 import asyncio
 import atexit
@@ -34,13 +34,13 @@ DATA = TensorDataset(torch.ones(16, 2))
 
 
 def say(*parts: object) -> None:
-    """Write one line at once, so that two ranks' lines do not run into each other."""
+    """Write one line at once, so that the lines of two ranks do not mix."""
     sys.stdout.write(" ".join(map(str, parts)) + "\n")
     sys.stdout.flush()
 
 
 def ddp(**options: Any) -> Any:
-    """Open a session with short limits around a small model."""
+    """Open a session with short time limits around a small model."""
     limits = {"start_timeout": LIMIT, "timeout": LIMIT}
     return gpumap.ddp_session(nn.Linear(2, 1), **{**limits, **options})
 
@@ -64,7 +64,7 @@ def fork(work: Callable[[], object]) -> ForkProcess:
 
 
 def outlived() -> None:
-    """Leave the block, or fail in it, while a child of one kind lives on."""
+    """Leave the block, or fail in it, while a child process lives on."""
     began = time.monotonic()
     keep = None
     try:
@@ -82,7 +82,7 @@ def outlived() -> None:
 
 
 def start_child(m: nn.Module) -> Any:
-    """Start what lives on after the block."""
+    """Start a child that lives on after the block."""
     if HOW in ("persistent", "iterator"):
         loader = DataLoader(DATA, 2, num_workers=1, persistent_workers=True)
         iterator = iter(loader)
@@ -94,7 +94,7 @@ def start_child(m: nn.Module) -> Any:
 
 
 def stop_child(keep: Any) -> None:
-    """End it, so that the test leaves nothing behind."""
+    """End the child, so that the test leaves nothing behind."""
     for child in multiprocessing.active_children():
         child.kill()
     if isinstance(keep, subprocess.Popen):
@@ -103,7 +103,7 @@ def stop_child(keep: Any) -> None:
 
 
 def runs_on() -> None:
-    """A child that is forked in the block runs on out of it, as Python does."""
+    """Fork a child inside the block; the child leaves the block as well."""
     with ddp() as m:
         step(m)
         child = os.fork()
@@ -127,7 +127,7 @@ def runs_on() -> None:
 
 
 def opens_one() -> None:
-    """A child opens a session, inside of its parent's and after it."""
+    """Open a session in a forked child, inside its parent's session and after it."""
 
     def child(when: str) -> None:
         pid = os.fork()
@@ -152,7 +152,7 @@ def opens_one() -> None:
 
 
 def keeps_group() -> None:
-    """A child is forked after the block, while the user still refers to the group."""
+    """Fork a child after the block, while the user still refers to the group."""
     with gpumap.session(start_timeout=LIMIT, timeout=LIMIT):
         wrapped = DistributedDataParallel(nn.Linear(2, 1))
         step(wrapped)
@@ -173,7 +173,7 @@ def keeps_group() -> None:
 
 
 def child_terminated() -> None:
-    """A child is ended by SIGTERM, and the session goes on for longer than a watch."""
+    """End a child by SIGTERM, and train on for longer than gpumap's watch of it."""
     with ddp() as m:
         if HOW == "process":
             child = fork(lambda: time.sleep(60))
@@ -190,7 +190,7 @@ def child_terminated() -> None:
             for worker in iterator._workers:  # noqa: SLF001 - torch has no public way
                 os.kill(worker.pid, signal.SIGTERM)
         if HOW == "C":
-            # A fork that Python knows nothing of.
+            # C's fork, which does not run Python's hooks.
             pid = ctypes.CDLL(None).fork()
             if pid == 0:
                 try:
@@ -205,7 +205,7 @@ def child_terminated() -> None:
 
 
 def own_handler() -> None:
-    """A handler that the user sets inside saves for longer than a watch."""
+    """Set a SIGTERM handler in the block that runs for longer than gpumap's watch."""
     done: list[str] = []
 
     def save(*_: object) -> None:
@@ -237,7 +237,7 @@ def own_handler() -> None:
 
 
 def saves_while_leaving() -> None:
-    """What the user does about Terminated takes longer than a watch."""
+    """Handle Terminated for longer than gpumap's watch of SIGTERM."""
     with ddp():
         try:
             os.kill(os.getpid(), signal.SIGTERM)
@@ -248,7 +248,7 @@ def saves_while_leaving() -> None:
 
 
 def two_in_a_row() -> None:
-    """Nothing of the answer to SIGTERM is left between two sessions."""
+    """Print whether a session leaves a SIGTERM handler, descriptor or thread."""
     for _ in range(2):
         with ddp():
             pass
@@ -263,7 +263,7 @@ def two_in_a_row() -> None:
 
 
 def flat() -> None:
-    """A script that opens a session and goes on to its end."""
+    """Open a session that is not left before the script ends."""
     stack = ExitStack()
     if HOW == "dropped":
         gpumap.session(start_timeout=LIMIT, timeout=LIMIT).__enter__()
@@ -273,7 +273,7 @@ def flat() -> None:
     else:
         stack.enter_context(gpumap.session(start_timeout=LIMIT, timeout=LIMIT))
         kept.append(stack)
-    # From now on Python refuses to start threads, as of 3.12 it does by itself.
+    # From exit on, refuse to start threads, as Python does from 3.12 on.
     atexit.register(refuse_threads)
     reduce()
     if HOW == "raises" and RANK == 1:
@@ -298,7 +298,7 @@ def refuse_threads() -> None:
 
 
 def flat_child() -> None:
-    """A child of multiprocessing's opens a session and returns."""
+    """Open a session in a child of multiprocessing that returns without leaving it."""
 
     def child() -> None:
         kept.append(ExitStack())
@@ -313,11 +313,11 @@ def flat_child() -> None:
     say("child", process.exitcode)
 
 
-# What one rank does, and the others hear.
+# Cases in which one rank's behaviour affects the others.
 
 
 def rank_0_evaluates() -> None:
-    """Longer than a collective may take."""
+    """Let rank 0 stay in the block for longer than a collective may take."""
     with ddp(timeout=2) as m:
         step(m)
         if RANK == 0:
@@ -326,7 +326,7 @@ def rank_0_evaluates() -> None:
 
 
 def waits_in_own_group() -> None:
-    """Rank 1 fails while rank 0 waits for it in a group that the user keeps."""
+    """Fail on rank 1 while rank 0 waits for it in a group that the user keeps."""
     began = time.monotonic()
     try:
         with ddp():
@@ -342,12 +342,12 @@ def waits_in_own_group() -> None:
         say("text", str(error).splitlines()[0])
         say("notes", *getattr(error, "__notes__", []))
         say("connected", GlooConnections(everything=True).intact([1]))
-    # The process lives on, to report or to try again.
+    # The process lives on, as one that reports the error or tries again.
     time.sleep(3)
 
 
 def constructor() -> None:
-    """The model of rank 1 fails at being moved, with the others at the wrap."""
+    """Let moving the model fail on rank 1, while the other rank wraps its model."""
 
     class Stays(nn.Linear):
         def to(self, *args: Any, **kwargs: Any) -> Any:
@@ -368,7 +368,7 @@ def constructor() -> None:
 
 
 def destroys() -> None:
-    """A line of the old boilerplate is left in the body."""
+    """Call destroy_process_group inside the block, as old scripts do."""
     with ddp() as m:
         step(m)
         dist.destroy_process_group()
@@ -376,7 +376,7 @@ def destroys() -> None:
 
 
 def destroy_fails() -> None:
-    """The group of rank 1 refuses to end."""
+    """Let destroy_process_group fail on rank 1."""
     real = dist.destroy_process_group
 
     def planted(*_: object) -> None:
@@ -400,7 +400,7 @@ def destroy_fails() -> None:
 
 
 def uneven() -> None:
-    """Rank 1 makes one step more."""
+    """Make one step more on rank 1."""
     began = time.monotonic()
     try:
         with ddp(timeout=60) as m:
@@ -412,7 +412,7 @@ def uneven() -> None:
 
 
 def uneven_after_another() -> None:
-    """Rank 1 makes a collective alone, after a session in which both made many."""
+    """Make a collective on rank 1 alone, after a session with collectives of both."""
     with gpumap.session(timeout=60):
         for _ in range(5):
             reduce()
@@ -425,18 +425,18 @@ def uneven_after_another() -> None:
 
 
 def joined() -> None:
-    """Rank 1 makes four steps more, inside of what torch has for that."""
+    """Make four steps more on rank 1, inside of DDP's join()."""
     with ddp() as m:
         with m.join():
             for _ in range(3 + 4 * RANK):
                 step(m)
-        # Longer than a watch of collectives looks.
+        # Longer than a rank at its end takes to find an unfinished collective.
         time.sleep(2 * RANK)
     say("ended well")
 
 
 def works_on_after_another() -> None:
-    """Rank 1 makes collectives in a group of its own while rank 0 is at its end."""
+    """Make collectives in a group of rank 1 alone, while rank 0 is at its end."""
     with ddp():
         alone = dist.new_group([1])
         reduce()
@@ -447,7 +447,7 @@ def works_on_after_another() -> None:
 
 
 def slow() -> None:
-    """Rank 1 is away for longer than a collective may take."""
+    """Keep rank 1 away for longer than a collective may take."""
     try:
         with ddp(timeout=3) as m:
             step(m)
@@ -464,7 +464,7 @@ def load_data() -> None:
 
 
 def differs() -> None:
-    """The ranks' models, options or sessions are not alike."""
+    """Start with models, options or kinds of session that differ between ranks."""
     if HOW == "shape":
         opened: Any = gpumap.ddp_session(
             nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2 + RANK)), start_timeout=LIMIT
@@ -480,19 +480,19 @@ def differs() -> None:
 
 @dataclasses.dataclass(frozen=True)
 class FrozenError(Exception):
-    """An error that takes neither a note nor a traceback."""
+    """An error to which neither a note nor a traceback can be added."""
 
     code: int
 
 
 class BadNotesError(Exception):
-    """An error whose notes are none."""
+    """An error whose __notes__ is not a list."""
 
     __notes__ = 5  # type: ignore[assignment]
 
 
 def odd_error() -> None:
-    """Rank 1 raises what is hard to tell of."""
+    """Raise an error on rank 1 that is hard to describe."""
     errors: dict[str, BaseException] = {
         "frozen": FrozenError(3),
         "notes": BadNotesError("odd"),
@@ -511,7 +511,7 @@ def odd_error() -> None:
 
 
 def asks_in_vain() -> None:
-    """Rank 1 stops; rank 0 works out who is silent, and is then told to end."""
+    """Stop rank 1; on rank 0 find out who is silent, and be ended meanwhile."""
     with ddp(timeout=2) as m:
         step(m)
         if RANK == 1:
@@ -525,7 +525,7 @@ def asks_in_vain() -> None:
 
 
 def waits_at_end() -> None:
-    """Rank 0 waits for rank 1 at the end."""
+    """Let rank 0 wait at the end for rank 1."""
     with ddp():
         reduce()
         say("there")
@@ -534,7 +534,7 @@ def waits_at_end() -> None:
 
 
 def patient() -> None:
-    """How often the store is asked while this rank waits for another."""
+    """Count the requests to the store while rank 0 waits for rank 1."""
     asked: list[str] = []
     real = Client._request  # noqa: SLF001 - where every request passes
 

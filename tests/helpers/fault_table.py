@@ -1,6 +1,6 @@
-"""How a rank can fail, at every moment, and what every other rank must say of it.
+"""How a rank can fail, at every moment, and what every other rank must report.
 
-The table is of one machine; what hosts say of each other is in tests/launchers.
+The table is for one host; failures on several hosts are in tests/launchers.
 """
 
 import json
@@ -31,7 +31,7 @@ class Job:
     def __init__(
         self, when: str, how: str, victim: int, size: int, **environ: str
     ) -> None:
-        """Run it, end what is left of the victim, and read what the others said."""
+        """Run the ranks, kill a victim that goes on, and read the others' output."""
         port = free_port()
         environ |= {"LIMIT": str(LIMIT), "START": str(START)}
         ranks = [
@@ -57,7 +57,7 @@ class Job:
         self.codes = {ranks[r].returncode for r in survivors}
         fault = float(re.findall(r"FAULT (\S+)", out[victim])[0])
         said: dict[int, dict[str, Any]] = {
-            # A process that ends in torch's init has its last words only.
+            # A process that is ended in torch's init prints a message only.
             r: json.loads(lines[0])
             if (lines := re.findall("SAID (.*)", out[r]))
             else {"error": "", "text": out[r], "at": ended[r]}
@@ -133,7 +133,7 @@ NAMES = [f"{when} {how} {victim} of {size}" for when, how, victim, size, *_ in T
 
 
 def check(fault: Fault, *, longer: float, notices: bool, **environ: str) -> None:
-    """Run a job with a fault, and check what its ranks say and when.
+    """Run a job with a fault; check what its ranks report, and when.
 
     longer is how many seconds more survivors may take; notices, whether a rank that
     forms its group notices that another one has failed.
@@ -143,7 +143,7 @@ def check(fault: Fault, *, longer: float, notices: bool, **environ: str) -> None
     for rank, said in job.texts.items():
         assert re.search(text.format(victim), said), f"rank {rank}: {said}"
     if error is not None:
-        # A process that does not get out of torch's init has no error, but last words.
+        # A process that is ended in torch's init prints a message, and has no error.
         held = {""} if when == "after" and not notices else set()
         assert set(job.errors.values()) <= {error} | held
     assert None not in job.errors.values()

@@ -1,7 +1,6 @@
-"""What goes wrong in one rank: `python faults.py WHEN HOW VICTIM`.
+"""A training script of which one rank fails: `python faults.py WHEN HOW VICTIM`.
 
-Every rank prints JSON when its session is over: how long it took from the moment of the
-fault, and the error with its notes.
+Every rank prints JSON when its session is over: the time, and the error with its notes.
 """
 
 import json
@@ -19,19 +18,19 @@ import gpumap
 from gpumap.rendezvous.session_store import SessionStore
 from gpumap.runtime.shutdown import Shutdown
 
-# Whoever only imports this has no arguments.
+# A module that imports this one has no such arguments.
 WHEN, HOW, VICTIM = [*sys.argv[1:4], "", "", ""][:3]
 LIMIT = float(os.environ.get("LIMIT", "4"))
 START = float(os.environ.get("START", "4"))
 
 
 def fail() -> None:
-    """Do to this process what is to be done."""
+    """Print the time, and fail in the way that HOW names."""
     sys.stdout.write(f"FAULT {time.monotonic()}\n")
     sys.stdout.flush()
     if HOW.startswith("SIG"):
         os.kill(os.getpid(), getattr(signal, HOW))
-        time.sleep(0.2)  # a handler of Python's runs here
+        time.sleep(0.2)  # Python runs a signal handler here
     elif HOW == "raise":
         raise ValueError("bad batch")
     elif HOW == "exit":
@@ -41,7 +40,7 @@ def fail() -> None:
 
 
 def failing(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a call before which this process fails, if it is the victim."""
+    """Return the call, preceded by a failure if this process is the victim."""
 
     def instead(*args: Any, **kwargs: Any) -> Any:
         if str(gpumap.detect_launch().rank) == VICTIM:
@@ -52,7 +51,7 @@ def failing(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def train() -> None:
-    """Train in step with the others, and fail where it is asked for."""
+    """Train in step with the other ranks, and fail in the body if WHEN says so."""
     model = torch.nn.Linear(2, 1)
     with gpumap.ddp_session(
         model, start_timeout=START, timeout=LIMIT, end_timeout=LIMIT
@@ -67,7 +66,7 @@ def train() -> None:
 
 
 def main() -> None:
-    """Train, and say how it ended."""
+    """Plant the failure, train, and print how the session ended."""
     if WHEN == "before":
         failing(lambda: None)()
     # Inside the roll call: the rank has claimed its device and is not counted yet.

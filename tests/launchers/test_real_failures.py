@@ -22,7 +22,7 @@ COMMANDS = {
     "mpiexec.hydra": ["mpiexec.hydra", "-n", "3", sys.executable],
     "srun": ["srun", "--quiet", "-N1", "-n3", "-w", "n1", sys.executable],
 }
-# The first may have to build the accelerator.
+# The first test may have to build the accelerator.
 pytestmark = pytest.mark.timeout(600)
 
 
@@ -32,11 +32,11 @@ pytestmark = pytest.mark.timeout(600)
 def test_a_rank_that_fails_ends_the_job(
     launcher: str, how: str, backend: str, request: pytest.FixtureRequest
 ) -> None:
-    """All ranks have ended 10 s after rank 1 failed; its error or its name is told."""
+    """If rank 1 fails, the whole job ends within 10 s, and its output says so."""
     environ = {"MASTER_PORT": str(free_port()), "LIMIT": "60", "START": "60"}
     if launcher == "srun":
         conf: str = request.getfixturevalue("slurm_conf")
-        # The nodes of the test's Slurm have names that no name server knows.
+        # No name server knows the host names of the test's Slurm.
         environ |= {"SLURM_CONF": conf, "MASTER_ADDR": "127.0.0.1"}
     elif launcher != "torchrun":
         need(launcher)

@@ -1,6 +1,6 @@
-"""Sessions on an accelerator whose collectives notice nothing, as NCCL's do not.
+"""Sessions on an accelerator whose collectives, as NCCL's, miss the end of a peer.
 
-It is the pretended one of tests/accelerator: on the CPU, with NCCL's manners.
+It is the pretended one of tests/accelerator: it runs on the CPU, and behaves as NCCL.
 """
 
 import json
@@ -26,7 +26,7 @@ PROJECT = HERE.parent
 
 
 def job(case: str, world_size: int = 2, **environ: str) -> list[Ended]:
-    """Run a case in every rank of a job."""
+    """Run a case of accelerated.py in every rank of a job."""
     every = {**accelerator(), "PRETEND_WATCHDOG": "1", **environ}
     return run(case, world_size, script=SCRIPT, every=every)
 
@@ -39,7 +39,7 @@ def ended_well(ended: list[Ended]) -> str:
 
 
 def test_each_rank_trains_on_its_device_and_opens_no_other() -> None:
-    """Two sessions of one process; device_ids name the rank's own device."""
+    """In two successive sessions a rank trains on its device and opens no other."""
     out = ended_well(job("train"))
     for rank in range(2):
         for number in range(2):
@@ -49,7 +49,7 @@ def test_each_rank_trains_on_its_device_and_opens_no_other() -> None:
 
 
 def test_under_torchrun_each_rank_opens_its_own_device_alone() -> None:
-    """From the start of each process to its end."""
+    """Under torchrun each process has a context on its own device only."""
     torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "3"]
     done = run_python(*torchrun, str(SCRIPT), "train", environ=accelerator())
     assert done.returncode == 0, done.stderr
@@ -58,7 +58,7 @@ def test_under_torchrun_each_rank_opens_its_own_device_alone() -> None:
 
 
 def test_spawn_starts_a_process_for_each_device() -> None:
-    """Each opens its own; the parent opens none."""
+    """Spawned processes open a device each; the parent opens none."""
     environ = {**accelerator(), "PRETEND_DEVICES": "3"}
     done = run_python(str(SCRIPT), "spawn", environ=environ)
     assert done.returncode == 0, done.stderr
@@ -66,7 +66,7 @@ def test_spawn_starts_a_process_for_each_device() -> None:
 
 
 def test_groups_and_meshes_are_made_in_each_session() -> None:
-    """Of rank 0 alone, which rank 1 is not part of, and of both."""
+    """Each of two sessions can make a group of rank 0, and a mesh of both ranks."""
     out = ended_well(job("mesh"))
     for number in range(2):
         assert f"first {number} 1.0" in out
@@ -74,19 +74,19 @@ def test_groups_and_meshes_are_made_in_each_session() -> None:
 
 
 def test_fully_shard_trains_inside_a_session() -> None:
-    """Its losses fall, and no other device is opened."""
+    """With fully_shard the losses fall, and a rank opens no other device."""
     out = ended_well(job("fsdp"))
     assert "losses 0 True [0]" in out
     assert "losses 1 True [1]" in out
 
 
 def test_the_store_is_asked_nothing_while_nothing_happens() -> None:
-    """While training goes on, though each rank looks whether a collective is late."""
+    """While training goes on, no rank sends the store a request."""
     assert ended_well(job("quiet")).count("asked []") == 2
 
 
 def test_a_program_started_in_a_session_has_the_devices() -> None:
-    """The variables of the session do not hide them."""
+    """A program that is started in a session sees all devices."""
     assert ended_well(job("child")).count("child 4") == 2
 
 
@@ -99,14 +99,14 @@ PARTITION = {
 
 
 def test_partitions_that_repeat_a_uuid_and_a_bus_are_told_apart() -> None:
-    """As those of an AMD GPU do, of which torch does not tell the PCI function."""
+    """Devices of one UUID and bus ID, as partitions of an AMD GPU, can be used."""
     properties = json.dumps([PARTITION] * 4)
     out = ended_well(job("train", PRETEND_PROPERTIES=properties))
     assert "contexts 1 [1]" in out
 
 
 def test_a_context_on_another_device_is_told_once() -> None:
-    """What was opened before the session, and what in it; nothing on rank 0."""
+    """A context on another device is logged once, by the rank that opened it."""
     first, second = job("elsewhere")
     assert "has a context" not in first.out
     assert "has opened a context" not in first.out
@@ -118,7 +118,7 @@ def test_a_context_on_another_device_is_told_once() -> None:
 
 
 def test_an_error_of_the_last_kernel_is_told_by_name() -> None:
-    """Rank 1's own error keeps its type; the watchdog does not end it before."""
+    """A failed kernel raises its own error, before the watchdog ends the process."""
     first, second = job("kernel")
     assert [first.code, second.code] == [1, 1]
     assert "device-side assert triggered" in second.out
@@ -126,14 +126,14 @@ def test_an_error_of_the_last_kernel_is_told_by_name() -> None:
 
 
 def test_a_users_own_setting_of_the_watchdog_is_left_alone() -> None:
-    """With TORCH_NCCL_RETHROW_CUDA_ERRORS=1 the watchdog ends rank 1 by SIGABRT."""
+    """If the user sets TORCH_NCCL_RETHROW_CUDA_ERRORS=1, the watchdog ends the rank."""
     _, second = job("kernel", TORCH_NCCL_RETHROW_CUDA_ERRORS="1", COLLECTIVES="1")
     assert second.code == -signal.SIGABRT
     assert "pretended watchdog: device error" in second.out
 
 
 def test_what_nccl_reads_is_set_for_the_session_only() -> None:
-    """On one machine NCCL listens on loopback, unless the user says where."""
+    """For a session on one host NCCL's interface is lo, unless the user has set one."""
     out = ended_well(job("variables"))
     assert out.count(str([[None, None], ["lo", "0"], [None, None]])) == 2
     out = ended_well(job("variables", NCCL_SOCKET_IFNAME="eth7"))
@@ -141,9 +141,9 @@ def test_what_nccl_reads_is_set_for_the_session_only() -> None:
 
 
 def test_a_rank_that_computes_is_told_at_once_and_raises_at_the_group() -> None:
-    """Its log names rank 1 while it works on; the next collective raises.
+    """A rank that computes logs a failure at once, and raises at its next collective.
 
-    It runs Python, and so is not ended for what it does for longer than the time-out.
+    Since it runs Python, it is not ended for computing longer than the time-out.
     """
     first, _ = job("computes")
     told, computed = first.out.index("the session ends: rank 1"), "computed\n"
@@ -153,14 +153,14 @@ def test_a_rank_that_computes_is_told_at_once_and_raises_at_the_group() -> None:
 
 
 def test_a_failure_is_heard_while_what_ddp_needs_is_imported() -> None:
-    """The communicator has formed; rank 0's first collective raises."""
+    """A rank that imports DDP's modules meanwhile still raises another's failure."""
     first, second = job("imports", PRETEND_INIT="0.5")
     assert "ValueError: bad batch" in second.out
     assert re.search(r"SessionError: rank 1 .* failed first: ValueError", first.out)
 
 
 def test_a_failing_rank_is_not_held() -> None:
-    """Its process ends soon, with its own traceback, though no peer aborts with it."""
+    """A failing rank ends soon, with its own traceback, though its peer is stopped."""
     port = free_port()
     every = {**accelerator(), "PRETEND_PATIENCE": "60"}
     ranks = [
@@ -182,7 +182,7 @@ def test_a_failing_rank_is_not_held() -> None:
 
 
 def test_a_rank_that_a_library_holds_ends_after_the_time_out() -> None:
-    """With its last words, and an exit code that is not 0."""
+    """A rank whose main thread stays in a library ends with a message and code 1."""
     first, _ = job("held")
     assert first.code == 1
     assert "the session ends: rank 1" in first.out
@@ -190,7 +190,7 @@ def test_a_rank_that_a_library_holds_ends_after_the_time_out() -> None:
 
 
 def test_after_a_group_that_did_not_end_the_next_session_is_refused() -> None:
-    """Rank 1 was killed, so that rank 0's abort waits for it in vain."""
+    """If a killed peer kept a group from ending, the next session is refused."""
     first, _ = job("again")
     assert re.search(
         r"caught rank 1 \(pid .*failed first: its process is gone", first.out
@@ -201,7 +201,7 @@ def test_after_a_group_that_did_not_end_the_next_session_is_refused() -> None:
 
 
 def test_measure_tells_the_speed_of_each_device_and_opens_none_here() -> None:
-    """By UUID, in another process."""
+    """A measurement of all devices opens none of them in the calling process."""
     code = (
         "import gpumap, json, torch\n"
         "if __name__ == '__main__':\n"
@@ -216,14 +216,14 @@ def test_measure_tells_the_speed_of_each_device_and_opens_none_here() -> None:
 
 
 def test_the_command_shows_the_devices() -> None:
-    """`python -m gpumap`: who would train where, for two processes."""
+    """The command `python -m gpumap --nproc 2` shows the device of each rank."""
     done = run_python("-m", "gpumap", "--nproc", "2", environ=accelerator())
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"\b1 .* pretend:1 .*Pretended GPU", done.stdout)
 
 
 def test_the_demo_trains_on_it() -> None:
-    """As on any accelerator: no rehearsal is needed."""
+    """The demo trains on the accelerator, without a rehearsal."""
     pytest.importorskip("sklearn", reason="scikit-learn is not installed")
     done = run_python(str(PROJECT / "examples/demo.py"), environ=accelerator())
     assert done.returncode == 0, done.stderr
@@ -237,7 +237,7 @@ UNLIKE = [{"multi_processor_count": count} for count in (10, 40, 20, 30)]
 def test_the_benchmark_compares_strategies_on_devices_that_differ(
     tmp_path: Path,
 ) -> None:
-    """Two ranks: the first two devices by local rank, the two fastest by score."""
+    """The benchmark uses the first two devices by local rank, the fastest by score."""
     file = tmp_path / "found.json"
     options = ["-b", "4K", "-e", "4K", "-n", "2", "--rounds", "1", "--nproc", "2"]
     done = run_python(

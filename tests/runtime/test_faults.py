@@ -1,4 +1,4 @@
-"""One rank fails, in every way and at every moment; the others say which, and in time.
+"""One rank fails, in any way and at any moment; the others name it, and in time.
 
 The table is in helpers/fault_table.py.
 """
@@ -28,9 +28,10 @@ def test_survivors_name_who_failed_first(fault: Fault) -> None:
 @pytest.mark.timeout(600)  # the first may have to build the accelerator
 @pytest.mark.parametrize("fault", TABLE, ids=NAMES)
 def test_survivors_name_who_failed_first_where_nothing_breaks(fault: Fault) -> None:
-    """With NCCL's manners too, though a rank's end breaks no connection there.
+    """Survivors name the rank that failed first even if no connection breaks.
 
-    An abort waits for the dead for a few seconds; the watchdog ends nobody.
+    As with NCCL, whose abort waits for dead peers for a few seconds. The watchdog is
+    not to end any rank.
     """
     environ = {**accelerator(), "PRETEND_WATCHDOG": "1"}
     check(fault, longer=4.0, notices=False, **environ)
@@ -59,7 +60,7 @@ def two() -> Iterator[list[Script]]:
 def test_sigterm_ends_a_rank_that_a_library_holds(
     two: list[Script],
 ) -> None:
-    """Rank 0 stands in an all-reduce for a minute, where no Python runs."""
+    """A rank whose main thread is in an all-reduce still ends on SIGTERM, with 143."""
     port = free_port()
     two += [start(r, port, "body", LIMIT="60", START="30") for r in range(2)]
     while "FAULT" not in two[1].said():
@@ -72,7 +73,7 @@ def test_sigterm_ends_a_rank_that_a_library_holds(
 
 
 def connection_to(port: int) -> socket.socket:
-    """Connect as soon as something listens."""
+    """Connect as soon as something listens on a local port."""
     for _ in range(600):
         try:
             return socket.create_connection(("127.0.0.1", port), timeout=10)
@@ -85,7 +86,7 @@ def connection_to(port: int) -> socket.socket:
 def test_a_stranger_that_connects_changes_nothing(
     said: bytes, two: list[Script]
 ) -> None:
-    """It may be silent, or say what is no store's language."""
+    """A foreign connection to the store, silent or not, does not disturb a session."""
     port = free_port()
     two.append(start(0, port, LIMIT="30", START="30"))
     with connection_to(port) as stranger:
@@ -99,7 +100,7 @@ def test_a_stranger_that_connects_changes_nothing(
 def test_what_a_stranger_writes_is_never_taken_for_a_ranks(
     key: str, two: list[Script]
 ) -> None:
-    """All ranks end, with what was found there."""
+    """A foreign value under one of gpumap's keys ends all ranks, with an error."""
     port = free_port()
     two.append(start(0, port, LIMIT="5", START="5"))
     connection_to(port).close()
@@ -113,7 +114,7 @@ def test_what_a_stranger_writes_is_never_taken_for_a_ranks(
 
 
 def test_a_clock_that_jumps_neither_shortens_nor_lengthens_a_wait() -> None:
-    """By three hours at every look: rank 1 comes late, or never, in its own time."""
+    """A system clock that jumps by three hours changes no time limit of the start."""
     every = {"START_TIMEOUT": "30"}
     together = run("jumping", every=every, delays={1: 3.0})
     assert [rank.code for rank in together] == [0, 0], together
