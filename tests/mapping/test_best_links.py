@@ -288,7 +288,7 @@ WHOLE_NUMBER = "Write a whole number from 1."
             *("The pool has 4, and 0 are required.", "Ask for 1 to 4."),
         ),
         (
-            *(1, None, (0, 1, 3), "1 devices cannot be chosen."),
+            *(1, None, (0, 1, 3), "1 device cannot be chosen."),
             *("The pool has 4, and 3 are required.", "Ask for 3 to 4."),
         ),
         (

@@ -324,31 +324,31 @@ WRONG: list[tuple[dict[str, Any], str, str, str]] = [
     (
         {"gpus": 2},
         "gpus=2 is not a list of devices.",
-        "It is a int.",
+        "Its type is int.",
         f"{IN_ORDER}[2].",
     ),
     (
         {"gpus": True},
         "gpus=True is not a list of devices.",
-        "It is a bool.",
+        "Its type is bool.",
         f"{IN_ORDER}[2, 3].",
     ),
     (
         {"gpus": "2,3"},
         "gpus='2,3' is not a list of devices.",
-        "It is a str.",
+        "Its type is str.",
         f"{IN_ORDER}[2, 3].",
     ),
     (
         {"gpus": {0, 1}},
         "gpus={0, 1} is not a list of devices.",
-        "It is a set.",
+        "Its type is set.",
         f"{IN_ORDER}[2, 3].",
     ),
     (
         {"gpus": {}},
         "gpus={} is not a list of devices.",
-        "It is a dict.",
+        "Its type is dict.",
         f"{IN_ORDER}[2, 3].",
     ),
     (
@@ -360,7 +360,7 @@ WRONG: list[tuple[dict[str, Any], str, str, str]] = [
     (
         {"gpus": [0, "GPU-a0"]},
         "cuda:0 (GPU-a000n1…) is listed twice in gpus on n1.",
-        "gpus=[0, 'GPU-a0'] has 2 entries for 1 devices.",
+        "gpus=[0, 'GPU-a0'] has 2 entries for 1 device.",
         ONCE,
     ),
     (
@@ -393,7 +393,7 @@ WRONG: list[tuple[dict[str, Any], str, str, str]] = [
     (
         {"scores": {0: 1, "GPU-a000n1": 2}, "gpus": [0]},
         "a device has two scores.",
-        "scores={0: 1, 'GPU-a000n1': 2} names 1 devices.",
+        "scores={0: 1, 'GPU-a000n1': 2} names 1 device.",
         "Name each device once, by index or by UUID.",
     ),
     (
@@ -405,7 +405,7 @@ WRONG: list[tuple[dict[str, Any], str, str, str]] = [
     (
         {"oversubscribe": "no"},
         "oversubscribe='no' is neither True nor False.",
-        "It is a str.",
+        "Its type is str.",
         "Write oversubscribe=True where two ranks may share a device.",
     ),
 ]

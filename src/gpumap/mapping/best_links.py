@@ -8,6 +8,7 @@ from types import MappingProxyType
 from gpumap.errors import PlacementError
 from gpumap.mapping.device_refs import DeviceRef, resolve_all
 from gpumap.mapping.devices import Device, Link, Node
+from gpumap.words import plural
 
 __all__ = ["BANDWIDTHS", "MOST_EXACT", "best_linked", "link_speeds", "ring_link"]
 
@@ -235,7 +236,7 @@ def _check(k: object, members: Sequence[int], needed: Sequence[int]) -> None:
         )
     if not max(1, len(needed)) <= k <= len(members):
         raise PlacementError(
-            f"{k} devices cannot be chosen.",
+            f"{k} {plural('device', k)} cannot be chosen.",
             f"The pool has {len(members)}, and {len(needed)} are required.",
             f"Ask for {max(1, len(needed))} to {len(members)}.",
         )

@@ -115,7 +115,7 @@ def plain(ref: object) -> Plain:
     text = str(ref) if hasattr(ref, "type") and hasattr(ref, "index") else ref
     if not isinstance(text, str):
         raise DeviceError(
-            f"{ref!r} is not a device.", f"It is a {type(ref).__name__}.", good
+            f"{ref!r} is not a device.", f"Its type is {type(ref).__name__}.", good
         )
     if not text.strip():
         raise DeviceError("an empty text is not a device.", f"Got {ref!r}.", good)

@@ -135,7 +135,7 @@ class Policy:
         if not isinstance(cast("object", oversubscribe), bool):
             raise PlacementError(
                 f"oversubscribe={oversubscribe!r} is neither True nor False.",
-                f"It is a {type(oversubscribe).__name__}.",
+                f"Its type is {type(oversubscribe).__name__}.",
                 "Write oversubscribe=True where two ranks may share a device.",
             )
         return cls(strategy, gpus, scores, oversubscribe)
@@ -174,7 +174,7 @@ class Policy:
             write = [gpus] if number else [2, 3]
             raise DeviceError(
                 f"gpus={gpus!r} is not a list of devices.",
-                f"It is a {type(gpus).__name__}.",
+                f"Its type is {type(gpus).__name__}.",
                 f"Write a list, in the order of the local ranks: gpus={write}.",
             )
         if not gpus:

@@ -224,7 +224,8 @@ class Pool:
             twice = next(d for d in self.allowed if indices.count(d.index) > 1)
             raise PlacementError(
                 f"{twice} is listed twice in gpus on {self.node.hostname}.",
-                f"gpus={listed!r} has {len(indices)} entries for {different} devices.",
+                f"gpus={listed!r} has {len(indices)} entries for {different} "
+                f"{plural('device', different)}.",
                 "List each device once. Sharing one needs oversubscribe=True and a "
                 "backend that can (gloo).",
             )

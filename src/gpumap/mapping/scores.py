@@ -8,6 +8,7 @@ from gpumap.errors import PlacementError
 from gpumap.mapping.device_refs import DeviceRef, resolve_all
 from gpumap.mapping.devices import Device, Node
 from gpumap.mapping.policy import Scores, called
+from gpumap.words import plural
 
 __all__ = ["scores_of"]
 
@@ -67,7 +68,8 @@ def _named(
     if len(set(indices)) < len(indices):
         raise PlacementError(
             "a device has two scores.",
-            f"scores={scores!r} names {len(set(indices))} devices.",
+            f"scores={scores!r} names {len(set(indices))} "
+            f"{plural('device', len(set(indices)))}.",
             "Name each device once, by index or by UUID.",
         )
     named = dict(zip(indices, scores.values(), strict=True))
