@@ -7,7 +7,7 @@ from gpumap.errors import GpumapError
 from gpumap.mapping.base import FrozenModel
 from gpumap.rendezvous.members import Member
 from gpumap.rendezvous.messages import described
-from gpumap.rendezvous.procfs import is_gone, is_halted, pid_space, state_of
+from gpumap.rendezvous.procfs import pid_space
 from gpumap.time_limits import PROCESS_GOES
 
 __all__ = [
@@ -84,7 +84,7 @@ def own(me: Member, error: BaseException) -> Fault:
 
 def gone(member: Member) -> Fault:
     """Return the fault of a rank whose process has ended, or has been stopped."""
-    text = f"{member}, on {member.device}, failed first: {_state(member)}"
+    text = f"{member}, on {member.device}, failed first: {member.state}"
     hint = (
         "SIGKILL is mostly the system's, out of memory: see the kernel's log. "
         "SIGSEGV and SIGABRT come from a library."
@@ -97,9 +97,9 @@ def host_lost(host: Member | None, keeper: str) -> Fault:
     if host is None:
         return Fault(text=f"{keeper} does not answer", hint="See what it says.")
     _let_it_go(host)
-    answers = "and" if is_gone(host.pid, host.pid_space) else "and does not answer:"
+    answers = "and" if host.is_gone else "and does not answer:"
     return Fault(
-        text=f"{host}, on {host.device}, hosts the store, {answers} {_state(host)}",
+        text=f"{host}, on {host.device}, hosts the store, {answers} {host.state}",
         hint="It failed, or it left because another rank did not come in time: see "
         "what it said last.",
         ranks=(host.rank,),
@@ -111,7 +111,7 @@ def _let_it_go(member: Member) -> None:
     deadline = time.monotonic() + PROCESS_GOES
     while (
         member.pid_space == pid_space()
-        and not is_halted(member.pid, member.pid_space)
+        and not member.is_halted
         and time.monotonic() < deadline
     ):
         time.sleep(0.02)
@@ -133,7 +133,7 @@ def unheard(members: Sequence[Member]) -> Fault:
     """Return the fault of ranks that did not answer when they were asked."""
     return Fault(
         text=_listed(
-            [f"{m}, on {m.device}, was not heard of: {_state(m)}" for m in members]
+            [f"{m}, on {m.device}, was not heard of: {m.state}" for m in members]
         ),
         hint=_SLOW,
         ranks=tuple(member.rank for member in members),
@@ -195,13 +195,9 @@ def ordinal(number: int) -> str:
     return f"{number}{ending}"
 
 
-def _state(member: Member) -> str:
-    return state_of(member.pid, member.pid_space)
-
-
 def _does(member: Member, answer: Answer) -> str:
     """Say what a rank is doing, by its own answer if there is one."""
-    return f"is {answer.main_thread}" if answer.main_thread else _state(member)
+    return f"is {answer.main_thread}" if answer.main_thread else member.state
 
 
 def _listed(texts: Sequence[str]) -> str:

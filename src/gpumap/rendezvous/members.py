@@ -6,6 +6,7 @@ from pydantic import Field
 
 from gpumap.mapping.base import FrozenModel
 from gpumap.mapping.identity import Identity
+from gpumap.rendezvous.procfs import is_gone, is_halted, state_of
 
 __all__ = ["KIND", "Member", "Signed", "Stranger", "Terms", "named"]
 
@@ -40,6 +41,21 @@ class Member(FrozenModel):
     def __str__(self) -> str:
         """Return rank, process id and host."""
         return f"rank {self.rank} (pid {self.pid} on {self.hostname})"
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether its process has ended; False if that cannot be seen from here."""
+        return is_gone(self.pid, self.pid_space)
+
+    @property
+    def is_halted(self) -> bool:
+        """Whether its process has ended or is stopped, as far as is seen from here."""
+        return is_halted(self.pid, self.pid_space)
+
+    @property
+    def state(self) -> str:
+        """The state of its process, as text."""
+        return state_of(self.pid, self.pid_space)
 
 
 KIND = "the kind of device"

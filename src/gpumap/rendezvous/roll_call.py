@@ -11,7 +11,6 @@ from gpumap.rendezvous.members import Member, Signed, Stranger, Terms, named
 from gpumap.rendezvous.messages import Reminder
 from gpumap.rendezvous.model_digest import Model, difference, model_of
 from gpumap.rendezvous.peers import Peers
-from gpumap.rendezvous.procfs import is_gone, is_halted
 from gpumap.rendezvous.verdict import (
     Verdict,
     cannot_start,
@@ -132,7 +131,7 @@ class _Watch:
             self._seen.append(self._peers.member(self._unseen.popleft()))
         self._unseen.rotate(-1)
         for member in self._seen:
-            if is_gone(member.pid, member.pid_space):
+            if member.is_gone:
                 store.claim(keys.VERDICT, gone(member))
         if self._reminder.due() and self._tells():
             absent, count = _missing(self._peers)
@@ -197,7 +196,7 @@ def _halted(peers: Peers) -> Member | None:
         if time.monotonic() > deadline:
             break
         member = peers.member(rank)
-        if is_halted(member.pid, member.pid_space):
+        if member.is_halted:
             return member
     return None
 

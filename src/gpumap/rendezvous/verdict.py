@@ -6,7 +6,6 @@ from gpumap.errors import GpumapError, RollCallError
 from gpumap.mapping.base import FrozenModel
 from gpumap.rendezvous.members import KIND, Member, Signed, Stranger, Terms, named
 from gpumap.rendezvous.messages import described
-from gpumap.rendezvous.procfs import state_of
 
 __all__ = [
     "Verdict",
@@ -153,7 +152,7 @@ def gone(member: Member) -> Verdict:
     """Return the error that a rank ended or was stopped before all had come."""
     return Verdict(
         happened=f"{member}, on {member.device}, did not stay for the roll call: "
-        f"{state_of(member.pid, member.pid_space)}.",
+        f"{member.state}.",
         hint="It failed, or did not wait as long as the others: see what it said last.",
         ranks=(member.rank,),
         absent=1,

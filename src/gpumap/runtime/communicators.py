@@ -20,15 +20,15 @@ class InTime:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._began = 0.0
-        self.error: Exception | None = None
+        self._error: Exception | None = None
 
     @property
     def has_begun(self) -> bool:
         """Whether the call has been made."""
         return self._thread is not None
 
-    def begin(self) -> None:
-        """Make the call, unless it was made."""
+    def begin(self) -> threading.Thread:
+        """Make the call, unless it was made; return its thread."""
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(
@@ -36,6 +36,7 @@ class InTime:
                 )
                 self._began = time.monotonic()
                 self._thread.start()
+            return self._thread
 
     def wait(self, seconds: float) -> None:
         """Make the call, unless it was made; return once the call has returned.
@@ -44,19 +45,18 @@ class InTime:
             TimeoutError: The call took longer than so many seconds since its beginning.
             Exception: What the call raised.
         """
-        self.begin()
-        assert self._thread is not None  # noqa: S101 - it was begun
-        self._thread.join(max(self._began + seconds - time.monotonic(), 0.0))
-        if self.error is not None:
-            raise self.error
-        if self._thread.is_alive():
+        thread = self.begin()
+        thread.join(max(self._began + seconds - time.monotonic(), 0.0))
+        if self._error is not None:
+            raise self._error
+        if thread.is_alive():
             raise TimeoutError(f"{self._name} did not return within {seconds:g} s.")
 
     def _run(self) -> None:
         try:
             self._call()
         except Exception as error:  # noqa: BLE001 - whoever waits raises it
-            self.error = error
+            self._error = error
 
 
 def abort_all() -> None:

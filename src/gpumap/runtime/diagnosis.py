@@ -8,7 +8,6 @@ from gpumap.rendezvous.failures import Answer, Fault, gone, late, uneven, unhear
 from gpumap.rendezvous.journal import Entry, Journal
 from gpumap.rendezvous.members import Member
 from gpumap.rendezvous.peers import Peers
-from gpumap.rendezvous.procfs import is_gone, is_halted
 from gpumap.runtime.listening import Listener, Watched
 from gpumap.time_limits import DOING, OUTCOME
 
@@ -41,7 +40,7 @@ class Diagnosis:
         Raises:
             StoreLostError: The store does not answer.
         """
-        dead = [m for m in self._neighbours if is_gone(m.pid, m.pid_space)]
+        dead = [m for m in self._neighbours if m.is_gone]
         if dead:
             return gone(dead[0])
         mine_to_find = self.ask_all() == self._peers.me
@@ -50,7 +49,7 @@ class Diagnosis:
             return outcome.fault
         silent = self.members(self._peers.without(keys.answer))
         if silent:
-            return unheard(sorted(silent, key=lambda m: not _is_halted(m)))
+            return unheard(sorted(silent, key=lambda m: not m.is_halted))
         return self._slowest()
 
     def ask_all(self) -> Member:
@@ -84,7 +83,3 @@ class Diagnosis:
             if answer.ended:
                 return uneven(member, answer, self._peers.me, mine)
         return late(behind, self._peers.me, mine) if behind else None
-
-
-def _is_halted(member: Member) -> bool:
-    return is_halted(member.pid, member.pid_space)

@@ -9,7 +9,6 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch.distributed.constants import default_pg_timeout
 
 from gpumap.detect.hardware import detect_node
 from gpumap.detect.launchers import detect_launch, launched_on
@@ -114,11 +113,6 @@ class SessionOptions:
         if self.timeout is None:
             return None
         return timedelta(seconds=seconds_of("timeout", self.timeout))
-
-    @property
-    def group_seconds(self) -> float:
-        """Seconds that a collective may take, by torch's default if None was given."""
-        return (self.group_timeout or default_pg_timeout).total_seconds()
 
 
 @dataclass(frozen=True)

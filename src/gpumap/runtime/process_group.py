@@ -59,6 +59,7 @@ class ProcessGroup:
     A group that the user has made is only observed.
 
     Attributes:
+        seconds: How long a collective may take.
         leaving: Set once the main thread is on its way out of the block.
     """
 
@@ -80,7 +81,7 @@ class ProcessGroup:
         self._released = False
         of_torch = default_pg_nccl_timeout if "nccl" in self._backend else None
         timeout = options.group_timeout or of_torch or default_pg_timeout
-        self._seconds = timeout.total_seconds()
+        self.seconds = timeout.total_seconds()
         self._splits = setup.device.type != "cpu" and any(
             name in self._backend for name in _SPLITS
         )
@@ -112,7 +113,11 @@ class ProcessGroup:
         self._forms_since, self._forming = time.monotonic(), True
         if self._released:
             self._forming = False
-            raise SessionError("another rank failed before the process group formed.")
+            raise SessionError(
+                "another rank failed before the process group formed.",
+                "This rank heard of it while it got ready.",
+                "See what that rank said.",
+            )
         self._before = newest()
         try:
             self._variables.enter_context(group_environment(launch, self._rendezvous))
@@ -125,7 +130,7 @@ class ProcessGroup:
                 device_id=setup.device if self._splits else None,
             )
             if self._breaks:
-                later = timedelta(seconds=self._seconds)
+                later = timedelta(seconds=self.seconds)
                 dist.distributed_c10d._set_pg_timeout(later)  # noqa: SLF001 - torch has no public way
         except (dist.DistError, RuntimeError) as error:
             raise SessionError(
@@ -161,7 +166,7 @@ class ProcessGroup:
         """
         if self._adopted or self._breaks:
             return None
-        return self._seconds
+        return self.seconds
 
     def is_late(self) -> bool:
         """Tell whether the group takes too long to form, or a collective to finish.
@@ -237,8 +242,8 @@ class ProcessGroup:
     def _end_if_held(self) -> None:
         """End the process once a library holds the main thread for too long."""
         while not self.leaving.is_set():
-            if holds_main_thread(self._seconds, self.leaving):
-                _end(f"a library has held its main thread for {self._seconds:g} s")
+            if holds_main_thread(self.seconds, self.leaving):
+                _end(f"a library has held its main thread for {self.seconds:g} s")
             self.leaving.wait(LOOK_FOR_LATE)
 
     def destroy(self) -> None:

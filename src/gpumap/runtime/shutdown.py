@@ -22,7 +22,6 @@ from gpumap.rendezvous.journal import Entry, Journal
 from gpumap.rendezvous.members import Member
 from gpumap.rendezvous.messages import Reminder, described
 from gpumap.rendezvous.peers import Peers
-from gpumap.rendezvous.procfs import is_gone
 from gpumap.rendezvous.store_client import StoreLostError
 from gpumap.runtime.block import at_exit
 from gpumap.runtime.diagnosis import Diagnosis
@@ -89,7 +88,7 @@ class Shutdown:
             StoreLostError: The store does not answer.
         """
         self._started = started
-        self._peers = started.peers(options.group_seconds)
+        self._peers = started.peers(group.seconds)
         self._me = started.me
         self._neighbours = started.neighbours
         self._group = group
@@ -239,7 +238,7 @@ class Shutdown:
         deadline = time.monotonic() + seconds
         with suppress(StoreLostError):
             while self._peers.i_host and time.monotonic() < deadline:
-                dead = sum(map(_is_gone, self._neighbours))
+                dead = sum(member.is_gone for member in self._neighbours)
                 if self._peers.store.count(counter, 0) + dead >= expected:
                     return True
                 self._peers.store.comes(complete, HOST_LOOKS)
@@ -279,7 +278,7 @@ class Shutdown:
         deadline = time.monotonic() + CLOSE_GROUPS
         while time.monotonic() < deadline and self._listener.lost is None:
             entry = self._listener.wait_for("closed", LOOK_AFTER_OTHERS)
-            if entry is not None or any(map(_is_gone, self._neighbours)):
+            if entry is not None or any(n.is_gone for n in self._neighbours):
                 return entry
         log.warning("rank %d leaves before the others have closed.", self._me.rank)
         return None
@@ -331,7 +330,3 @@ class Shutdown:
 
     def _described(self, member: Member) -> str:
         return f"{member} of {self._peers.world_size}, {member.device}"
-
-
-def _is_gone(member: Member) -> bool:
-    return is_gone(member.pid, member.pid_space)
