@@ -46,6 +46,6 @@ def test_a_rank_that_fails_ends_the_job(
     ended = time.monotonic()
     out = done.stdout + done.stderr
     assert done.returncode != 0, out
-    assert ended - float(re.findall(r"FAULT (\S+)", out)[0]) < 10 + SLACK
+    assert ended - float(re.findall(r"FAULT (\S+)", out)[0]) < 10 + SLACK, out
     told = "bad batch" if how == "raise" else r"rank 1 \(pid|Signal 9|signal 9|Killed"
     assert re.search(told, out), out

@@ -13,8 +13,8 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <torch/csrc/utils/pybind.h>
 
-#include <condition_variable>
 #include <mutex>
+#include <set>
 #include <thread>
 
 namespace pretend {
@@ -47,24 +47,48 @@ struct WithoutPython {
   }
 };
 
-// Ends what waits in a communicator, once this rank aborts it.
+using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
+
+// The collectives of one communicator that have not ended; abort() ends them, whatever
+// gloo does: it may miss that a peer is gone, and wait on.
 struct Communicator {
   std::mutex mutex;
-  std::condition_variable changed;
+  std::set<FuturePtr> waiting;
   bool aborted = false;
 
   bool is_aborted() {
     std::lock_guard<std::mutex> lock(mutex);
     return aborted;
   }
-  void wait_for_abort() {
-    std::unique_lock<std::mutex> lock(mutex);
-    changed.wait(lock, [&] { return aborted; });
+  void add(const FuturePtr& done, int rank) {
+    {
+      std::lock_guard<std::mutex> lock(mutex);
+      if (!aborted) {
+        waiting.insert(done);
+        return;
+      }
+    }
+    fail(done, rank);
   }
-  void abort() {
+  // Tell whether the caller is the one to end a collective.
+  bool take(const FuturePtr& done) {
     std::lock_guard<std::mutex> lock(mutex);
-    aborted = true;
-    changed.notify_all();
+    return waiting.erase(done) > 0;
+  }
+  void abort(int rank) {
+    std::set<FuturePtr> ended;
+    {
+      std::lock_guard<std::mutex> lock(mutex);
+      aborted = true;
+      ended.swap(waiting);
+    }
+    for (auto& done : ended) {
+      fail(done, rank);
+    }
+  }
+  static void fail(const FuturePtr& done, int rank) {
+    done->setError(std::make_exception_ptr(std::runtime_error(
+        "NCCL communicator was aborted on rank " + std::to_string(rank))));
   }
 };
 
@@ -96,16 +120,21 @@ struct PretendedWork final : c10d::Work {
       : c10d::Work(rank, c10d::OpType::ALLREDUCE),
         done(c10::make_intrusive<c10::ivalue::Future>(
             c10::ListType::create(c10::TensorType::get()))) {
-    std::thread([done = done, real, communicator, rank, result] {
+    // Tensors without Python objects: this thread may outlive Python.
+    Tensors plain;
+    for (auto& tensor : result) {
+      plain.push_back(tensor.detach());
+    }
+    communicator->add(done, rank);
+    std::thread([done = done, real, communicator, plain] {
       try {
         real->wait();
-        done->markCompleted(c10::IValue(result));
-        return;
       } catch (...) { // a peer is gone: nobody on this host is told
+        return;
       }
-      communicator->wait_for_abort();
-      done->setError(std::make_exception_ptr(std::runtime_error(
-          "NCCL communicator was aborted on rank " + std::to_string(rank))));
+      if (communicator->take(done)) {
+        done->markCompleted(c10::IValue(plain));
+      }
     }).detach();
     watch(done, seconds);
   }
@@ -230,7 +259,7 @@ struct Backend final : c10d::Backend {
     }
   }
   void abort() override {
-    communicator->abort();
+    communicator->abort(getRank());
     if (!aborted) {
       aborted = true;
       together(*store, getSize(), "aborted", after(number("PRETEND_PATIENCE", 600)));
