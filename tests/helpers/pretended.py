@@ -80,6 +80,10 @@ class Nvml(ModuleType):
         self.open = 0
         self.reaches, self.state = 1, 1
         self.lost: list[int] = []
+        self.processes: dict[str, dict[str, dict[int, int | None]]] = {}
+        self.reserved: int | None = None
+        self.displays: list[str] = []
+        self.numa_nodes: list[str] = []
         self.in_mig_mode = [device.mig for device in node.devices if device.mig]
         uuids = dict.fromkeys(device.mig or device.uuid for device in node.devices)
         self.gpus = [
@@ -103,6 +107,12 @@ class Nvml(ModuleType):
             raise NVMLError
         return self.gpus[index]
 
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> Device:
+        found = [d for d in (*self.gpus, *self.node.devices) if d.uuid == uuid]
+        if not found or found[0].index in self.lost:
+            raise NVMLError
+        return found[0]
+
     def nvmlDeviceGetUUID(self, handle: Device) -> bytes:
         return str(handle.uuid).encode()  # text in newer versions, bytes in older
 
@@ -112,8 +122,36 @@ class Nvml(ModuleType):
     def nvmlDeviceGetPciInfo(self, handle: Device) -> SimpleNamespace:
         return SimpleNamespace(busId=str(handle.pci_bus_id).upper().encode())
 
-    def nvmlDeviceGetMemoryInfo(self, handle: Device) -> SimpleNamespace:
-        return SimpleNamespace(total=handle.total_memory, free=handle.free_memory)
+    def nvmlDeviceGetMemoryInfo(
+        self, handle: Device, version: int | None = None
+    ) -> SimpleNamespace:
+        if version and self.reserved is None:
+            raise NVMLError  # the second version came with driver 510
+        total, free = handle.total_memory, handle.free_memory
+        return SimpleNamespace(total=total, free=free, reserved=self.reserved)
+
+    def nvmlDeviceGetComputeRunningProcesses_v3(
+        self, handle: Device
+    ) -> list[SimpleNamespace]:
+        return self.running(handle, "compute")
+
+    def nvmlDeviceGetMPSComputeRunningProcesses_v3(
+        self, handle: Device
+    ) -> list[SimpleNamespace]:
+        return self.running(handle, "mps")
+
+    def nvmlDeviceGetGraphicsRunningProcesses_v3(
+        self, handle: Device
+    ) -> list[SimpleNamespace]:
+        return self.running(handle, "graphics")
+
+    def nvmlDeviceGetDisplayActive(self, handle: Device) -> int:
+        return int(handle.uuid in self.displays)
+
+    def nvmlDeviceGetNumaNodeId(self, handle: Device) -> int:
+        if handle.uuid not in self.numa_nodes:
+            raise NVMLError
+        return 2 + handle.index
 
     def nvmlDeviceGetUtilizationRates(self, handle: Device) -> SimpleNamespace:
         if handle.utilization is None:
@@ -179,6 +217,16 @@ class Nvml(ModuleType):
         self, handle: Device, link: int
     ) -> SimpleNamespace:
         return self.nvmlDeviceGetPciInfo(self.ends(handle)[link])
+
+    def running(self, handle: Device, kind: str) -> list[SimpleNamespace]:
+        """Return the processes of a kind, or refuse as where NVML cannot tell."""
+        kinds = self.processes.get(str(handle.uuid), {"compute": {}})
+        if kind not in kinds:
+            raise NVMLError
+        return [
+            SimpleNamespace(pid=pid, usedGpuMemory=memory)
+            for pid, memory in kinds[kind].items()
+        ]
 
     def link(self, one: Device, two: Device) -> Link:
         pair = {one.index, two.index}

@@ -4,7 +4,8 @@ Source of names and meanings: the NVML API reference, through nvidia-ml-py.
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import combinations
@@ -12,7 +13,7 @@ from typing import Any
 
 from gpumap.mapping.devices import Device, Link, Node
 
-__all__ = ["nvml_node"]
+__all__ = ["Use", "nvml_node", "nvml_use"]
 
 log = logging.getLogger(__name__)
 
@@ -23,6 +24,7 @@ _SWITCH = 2  # NVML_NVLINK_DEVICE_TYPE_SWITCH
 _P2P = 0  # NVML_NVLINK_CAP_P2P_SUPPORTED
 _STATE = 165  # NVML_FI_DEV_NVLINK_GET_STATE
 _NODE_SCOPE = 0  # NVML_AFFINITY_SCOPE_NODE
+_WITH_RESERVED = 0x02000028  # nvmlMemory_v2
 _ABSENT = (9, 12)  # NVML_ERROR_DRIVER_NOT_LOADED, NVML_ERROR_LIBRARY_NOT_FOUND
 _SHARED_BY_SLICES = (
     "physical_index",
@@ -36,17 +38,66 @@ _SHARED_BY_SLICES = (
 _NUMA_WORDS, _CPU_WORDS = 16, 64
 
 
+@dataclass(frozen=True)
+class Use:
+    """How a device is used at this moment.
+
+    Attributes:
+        free_memory: In bytes.
+        utilization: In percent.
+        taken_memory: In bytes, by processes of all users and containers, without what
+            the driver reserves. None where NVML does not tell, or cannot: the memory of
+            a GPU that is a NUMA node is the operating system's, as on GH200.
+        display: Whether it drives a screen.
+        compute: The memory, in bytes, of each process that computes, by process id;
+            None if NVML does not tell.
+        graphics: The same of each process that draws.
+    """
+
+    free_memory: int | None
+    utilization: int | None
+    taken_memory: int | None
+    display: bool
+    compute: Mapping[int, int] | None
+    graphics: Mapping[int, int]
+
+
 def nvml_node(hostname: str) -> Node | None:
     """Return every NVIDIA device of this host, in the order of nvidia-smi.
 
     Masks are ignored. A GPU in MIG mode is replaced by its slices. None if nvidia-ml-py
     (the extra "nvml") or the driver's library is missing.
     """
+    with _opened() as reader:
+        return None if reader is None else reader.node(hostname)
+
+
+def nvml_use(uuids: Iterable[str]) -> dict[str, Use]:
+    """Return how these devices and slices are used, by UUID.
+
+    What NVML does not know is missing; without NVML, that is all.
+    """
+    with _opened() as reader:
+        if reader is None:
+            return {}
+        handles = {
+            uuid: reader.ask("nvmlDeviceGetHandleByUUID", uuid) for uuid in uuids
+        }
+        return {
+            uuid: reader.use(handle)
+            for uuid, handle in handles.items()
+            if handle is not None
+        }
+
+
+@contextmanager
+def _opened() -> "Generator[_Reader | None, None, None]":
+    """Start NVML, and stop it on leaving; None if there is none."""
     try:
         nvml: Any = import_module("pynvml")
     except ImportError:
-        return None
-    reader = _Reader(nvml)
+        yield None
+        return
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
@@ -57,9 +108,11 @@ def nvml_node(hostname: str) -> Node | None:
             "NVML does not start: %s",
             error,
         )
-        return None
+        yield None
+        return
+    reader = _Reader(nvml)
     try:
-        return reader.node(hostname)
+        yield reader
     finally:
         reader.ask("nvmlShutdown")
 
@@ -127,6 +180,36 @@ class _Reader:
             "numa_node": numa[0] if len(numa) == 1 else None,
             "cpu_affinity": cpus or None,
         }
+
+    def use(self, handle: object) -> Use:
+        memory = self.ask("nvmlDeviceGetMemoryInfo", handle)
+        exact = self.ask("nvmlDeviceGetMemoryInfo", handle, _WITH_RESERVED)
+        is_numa_node = self.ask("nvmlDeviceGetNumaNodeId", handle) not in (None, -1)
+        used = self.ask("nvmlDeviceGetUtilizationRates", handle)
+        compute, mps, graphics = (
+            self.processes(handle, kind)
+            for kind in ("Compute", "MPSCompute", "Graphics")
+        )
+        return Use(
+            free_memory=memory and memory.free,
+            utilization=used and used.gpu,
+            taken_memory=None
+            if exact is None or is_numa_node
+            else exact.total - exact.reserved - exact.free,
+            display=bool(self.ask("nvmlDeviceGetDisplayActive", handle)),
+            compute=None if compute is None else compute | (mps or {}),
+            graphics=graphics or {},
+        )
+
+    def processes(self, handle: object, kind: str) -> dict[int, int] | None:
+        """Return the memory of each process of a kind; 0 where that is not told.
+
+        The functions without a version raise an error of their own on older drivers.
+        """
+        found = self.ask(f"nvmlDeviceGet{kind}RunningProcesses_v3", handle)
+        if found is None:
+            return None
+        return {process.pid: process.usedGpuMemory or 0 for process in found}
 
     def slices(
         self, handle: object, whole: dict[str, object]

@@ -7,8 +7,36 @@ from pydantic import model_validator
 
 from gpumap.errors import DeviceError
 from gpumap.mapping.base import Count, FrozenModel, Index
+from gpumap.mapping.cpu_topology import CpuTopology
 
-__all__ = ["CPU", "Device", "Link", "Node", "one_per_gpu"]
+__all__ = ["CPU", "Device", "Link", "Node", "Tenant", "one_per_gpu"]
+
+
+class Tenant(FrozenModel):
+    """A process that uses a device, or has claimed it; what is not known is None.
+
+    Attributes:
+        pid: Its process id.
+        user: Its user's name.
+        command: Its command line.
+        since: Since when, as local time: "2026-11-28 14:02:11".
+        claims: Whether it holds a claim of gpumap's, rather than memory.
+    """
+
+    raises = DeviceError
+
+    pid: Index | None = None
+    user: str | None = None
+    command: str | None = None
+    since: str | None = None
+    claims: bool = False
+
+    def __str__(self) -> str:
+        """Return all that is known in a few words."""
+        who = self.user or "an unknown user"
+        what = f" ({self.command})" if self.command else ""
+        pid = "" if self.pid is None else f", pid {self.pid}{what}"
+        return f"{who}{pid}" + (f", since {self.since}" if self.since else "")
 
 
 class Device(FrozenModel):
@@ -31,6 +59,7 @@ class Device(FrozenModel):
         rocm: Whether it is AMD's; torch calls those "cuda" too.
         free_memory: In bytes, at the moment of reading.
         utilization: In percent, at the moment of reading.
+        tenants: The processes that use or claim it, if that was asked for.
     """
 
     raises = DeviceError
@@ -50,6 +79,7 @@ class Device(FrozenModel):
     rocm: bool = False
     free_memory: Index | None = None
     utilization: Index | None = None
+    tenants: tuple[Tenant, ...] | None = None
 
     def __str__(self) -> str:
         """Return torch's name and the start of the UUID: cuda:1 (GPU-5c3a01b2…)."""
@@ -96,6 +126,7 @@ class Node(FrozenModel):
         hidden_by: If no device is visible, the mask that is or may be the reason, by
             name and value, followed by the masks that are applied before it.
         source: Where this description comes from, if it was not detected.
+        cpus: The host's CPUs, if they were asked for.
 
     Raises:
         DeviceError: The devices are out of order, or a link leads nowhere.
@@ -108,6 +139,7 @@ class Node(FrozenModel):
     links: tuple[Link, ...] = ()
     hidden_by: tuple[tuple[str, str], ...] = ()
     source: str | None = None
+    cpus: CpuTopology | None = None
 
     @model_validator(mode="after")
     def _is_in_order(self) -> Self:
