@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from gpumap.detect.processes import tenant_of
 from gpumap.detect.rehearsal import REHEARSAL
-from gpumap.detect.tenants import tenant_of, with_tenants
+from gpumap.detect.tenants import with_tenants
 from gpumap.mapping.devices import Device, Node, Tenant
 from helpers.nodes import MIG, node
 from helpers.pretended import Nvml, pretend_nvml

@@ -13,17 +13,15 @@ Source: gpuGetProcWithObject in NVIDIA/open-gpu-kernel-modules, which leaves out
 processes without an id in the caller's namespace. Older drivers list the host's ids.
 """
 
-import os
-import pwd
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from gpumap.detect.nvml import Use, nvml_use
+from gpumap.detect.processes import tenant_of
 from gpumap.detect.rehearsal import REHEARSAL
 from gpumap.mapping.devices import Device, Node, Tenant
 
-__all__ = ["tenant_of", "with_tenants"]
+__all__ = ["with_tenants"]
 
 # A desktop takes some hundred MiB, with a browser on a large screen up to two GiB.
 _SCREENS_MEMORY = 2 * 2**30
@@ -31,7 +29,6 @@ _SCREENS_MEMORY = 2 * 2**30
 # before its first tensor.
 _IDLE_MEMORY = 256 * 2**20
 _MPS_SERVER = "nvidia-cuda-mps-server"
-_LONGEST = 60
 
 
 def with_tenants(node: Node, environ: Mapping[str, str]) -> Node:
@@ -56,20 +53,6 @@ def with_tenants(node: Node, environ: Mapping[str, str]) -> Node:
         _now(device, uses.get(device.uuid or "")) for device in node.devices
     )
     return node.model_copy(update={"devices": devices})
-
-
-def tenant_of(pid: int) -> Tenant:
-    """Return a process with its user, command and start, as far as /proc shows it."""
-    folder = Path(f"/proc/{pid}")
-    try:
-        return Tenant(
-            pid=pid,
-            user=_user(folder.stat().st_uid),
-            command=_command((folder / "cmdline").read_bytes()),
-            since=_since((folder / "stat").read_text(errors="replace")),
-        )
-    except OSError:
-        return Tenant(pid=pid)
 
 
 def _now(device: Device, use: Use | None) -> Device:
@@ -108,32 +91,3 @@ def _is_own(pid: int) -> bool:
 
 def _is_mps_server(tenant: Tenant) -> bool:
     return (tenant.command or "").partition(" ")[0] == _MPS_SERVER
-
-
-def _user(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:  # a user of another container, or of a directory service
-        return f"uid {uid}"
-
-
-def _command(cmdline: bytes) -> str | None:
-    """Return a command line, shortened, without what would disturb a terminal.
-
-    Of a program's absolute path only the name is kept: python train.py.
-    """
-    program, *words = cmdline.decode(errors="replace").rstrip("\0").split("\0")
-    name = program.rpartition("/")[2] if program.startswith("/") else program
-    text = "".join(c if c.isprintable() else "?" for c in " ".join((name, *words)))
-    return (text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…") or None
-
-
-def _since(stat: str) -> str:
-    """Return the start of a process, from its ticks since the boot.
-
-    Source: proc_pid_stat(5), field 22; the name before may hold blanks and brackets.
-    """
-    ticks = int(stat.rpartition(")")[2].split()[19])
-    boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
-    start = boot + ticks / os.sysconf("SC_CLK_TCK")
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(start))
