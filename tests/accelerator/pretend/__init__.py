@@ -8,6 +8,7 @@ import importlib.util
 import json
 import os
 import sys
+import time
 import types
 import uuid
 from datetime import timedelta
@@ -113,7 +114,12 @@ class _Event:
     """A point in that stream, which is always passed."""
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
-    def record(self, _: Any = None) -> None: ...
+    def record(self, _: Any = None) -> None:
+        self.seconds = time.perf_counter()
+
+    def elapsed_time(self, end: Self) -> float:
+        return (end.seconds - self.seconds) * 1000
+
     def wait(self, _: Any = None) -> None: ...
     def synchronize(self) -> None: ...
     def query(self) -> bool:
