@@ -368,3 +368,47 @@ def test_a_folder_is_no_file_to_save_to(capsys: Shown) -> None:
     """--save with a folder prints that nothing was saved, with exit code 1."""
     assert main(["--machine", "t4x4", "--save", "."]) == 1
     assert "nothing was saved: " in capsys.readouterr().out
+
+
+def test_the_cpus_of_each_rank_are_shown(
+    capsys: Shown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Local rank 0 shows those of all ranks of its node, another rank its own."""
+    assert main(["--machine", "dgx-a100", "--nproc", "3", "--bind", "numa"]) == 0
+    rows = capsys.readouterr().out.splitlines()[-4:-1]
+    beside = ["48-63,176-191", "48-63,176-191", "16-31,144-159"]
+    assert [row.split()[8] for row in rows] == beside
+    for name, value in (LAUNCHED | {"GPUMAP_REHEARSAL": "dgx-a100"}).items():
+        monkeypatch.setenv(name, value)
+    assert main(["--bind", "exclusive"]) == 0
+    assert " 176-191  local_rank" in capsys.readouterr().out
+
+
+def test_idle_devices_of_a_described_machine_are_shown(
+    capsys: Shown, tmp_path: Path
+) -> None:
+    """A device with a tenant is shown with it, and is not taken."""
+    node = gpumap.machine("rtx3090x2")
+    used = node.devices[0].model_copy(
+        update={"tenants": (gpumap.Tenant(pid=7, user="ann"),)}
+    )
+    file = tmp_path / "here.json"
+    file.write_text(
+        node.model_copy(update={"devices": (used, node.devices[1])}).model_dump_json()
+    )
+    assert main(["--machine", str(file), "--strategy", "idle", "--nproc", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "used by" in out
+    assert "ann, pid 7" in out
+    assert "idle: the 1 of the pool with most free" in out
+
+
+def test_a_saved_node_has_its_cpus(capsys: Shown, tmp_path: Path) -> None:
+    """A rehearsal of it elsewhere knows which hyper-threads are one core's."""
+    file = tmp_path / "here.json"
+    assert main(["--save", str(file)]) == 0
+    saved = gpumap.Node.model_validate_json(file.read_text())
+    assert saved.cpus is not None
+    found = {cpu for core in saved.cpus.cores for cpu in core}
+    assert os.sched_getaffinity(0) <= found
+    assert "node:" in capsys.readouterr().out

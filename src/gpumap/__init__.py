@@ -22,11 +22,14 @@ if TYPE_CHECKING:
     from gpumap.errors import PlacementError as PlacementError
     from gpumap.errors import RollCallError as RollCallError
     from gpumap.errors import SessionError as SessionError
+    from gpumap.mapping.balance import Balance as Balance
+    from gpumap.mapping.batches import split_batch as split_batch
     from gpumap.mapping.best_links import best_linked as best_linked
     from gpumap.mapping.device_refs import DeviceRef as DeviceRef
     from gpumap.mapping.devices import Device as Device
     from gpumap.mapping.devices import Link as Link
     from gpumap.mapping.devices import Node as Node
+    from gpumap.mapping.devices import Tenant as Tenant
     from gpumap.mapping.launch import Launch as Launch
     from gpumap.mapping.placement import Conflict as Conflict
     from gpumap.mapping.placement import Placement as Placement
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
     from gpumap.mapping.ranks import RankLayout as RankLayout
     from gpumap.mapping.topology import parse_topology as parse_topology
     from gpumap.runtime.ddp import ddp_session as ddp_session
+    from gpumap.runtime.sampler import BalancedSampler as BalancedSampler
     from gpumap.runtime.session import Session as Session
     from gpumap.runtime.session import current as current
     from gpumap.runtime.session import session as session
@@ -43,6 +47,8 @@ if TYPE_CHECKING:
 
 else:  # not read by type checkers, which so report a name that does not exist
     _HOME = {
+        "Balance": "mapping.balance",
+        "BalancedSampler": "runtime.sampler",
         "Conflict": "mapping.placement",
         "Device": "mapping.devices",
         "DeviceError": "errors",
@@ -59,6 +65,7 @@ else:  # not read by type checkers, which so report a name that does not exist
         "RollCallError": "errors",
         "Session": "runtime.session",
         "SessionError": "errors",
+        "Tenant": "mapping.devices",
         "best_linked": "mapping.best_links",
         "current": "runtime.session",
         "ddp_session": "runtime.ddp",
@@ -71,6 +78,7 @@ else:  # not read by type checkers, which so report a name that does not exist
         "plan": "mapping.plan",
         "session": "runtime.session",
         "spawn": "spawning.spawn",
+        "split_batch": "mapping.batches",
     }
     __all__ = list(_HOME)
 

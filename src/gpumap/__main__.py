@@ -8,12 +8,16 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import cast, get_args
 
+from gpumap.detect.cpus import allowed_cpus, with_cpus
 from gpumap.detect.hardware import detect_node
 from gpumap.detect.launchers import detect_launch, launched_on
 from gpumap.detect.nvml import nvml_node
 from gpumap.detect.rehearsal import REHEARSAL, rehearsed_nodes
+from gpumap.detect.tenants import with_tenants
 from gpumap.errors import DeviceError, GpumapError
 from gpumap.mapping.base import FrozenModel
+from gpumap.mapping.bound import bound
+from gpumap.mapping.cpu_shares import Bind
 from gpumap.mapping.device_refs import DeviceRef, refs_of
 from gpumap.mapping.devices import Node, one_per_gpu
 from gpumap.mapping.launch import Launch, store_address
@@ -120,6 +124,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--nproc", type=_count, metavar="N", help="as if N processes were started here")
     add("--nodes", type=_count, metavar="N", help="as if started on N such nodes")
     add("--backend", default="nccl", help="gloo, where ranks may share a device")
+    add("--bind", choices=get_args(Bind), help="show the CPUs of each rank, too")
     add("--oversubscribe", action="store_true", help="let ranks share a device")
     add("--machine", metavar="NAME", help="a machine's name, or a JSON file")
     add("--json", action="store_true", help="print all of it as JSON")
@@ -154,6 +159,8 @@ def _steps(asked: argparse.Namespace) -> Generator[Report, None, None]:
     launch = None if asked.nproc or asked.nodes else detect_launch()
     yield (report := report.model_copy(update={"launch": launch or _ALONE}))
     node = detect_node("auto", environ, launch or _ALONE)
+    if (asked.bind or asked.save) and not report.machine:
+        node = with_cpus(node)
     mask = mask_of(node, os.environ)
     shown_mask = mask and (mask[0], mask[1].encode(errors="replace").decode())
     yield (report := report.model_copy(update={"node": node, "mask": shown_mask}))
@@ -173,9 +180,13 @@ def _steps(asked: argparse.Namespace) -> Generator[Report, None, None]:
     yield report
     placements: list[Placement] = []
     warnings = [doubt(node, os.environ), None if report.machine else _unseen(node)]
+    allowed = allowed_cpus() if asked.bind and not report.machine else None
     for one, here in zip(launches, nodes, strict=True):
-        found, said = _on_node(one, here, policy, asked.backend)
-        placements += found
+        seen = with_tenants(here, environ) if asked.strategy == "idle" else here
+        found, said = _on_node(one, seen, policy, asked.backend)
+        if asked.bind:
+            found = bound(found, seen, asked.bind, allowed)
+        placements += [p for p in found if not one.local_rank or p.launch == one]
         warnings += said
     yield report.model_copy(
         update={
@@ -190,10 +201,7 @@ def _steps(asked: argparse.Namespace) -> Generator[Report, None, None]:
 def _on_node(
     launch: Launch, node: Node, policy: Policy, backend: str
 ) -> tuple[list[Placement], list[str | None]]:
-    """Return the placements of a node's ranks, and warnings about them.
-
-    If this rank is not the first on its node, return its own placement only.
-    """
+    """Return the placements of a node's ranks, and warnings about them."""
     pool = Pool.of(policy, node, launch)
     mine = pool.place(launch)
     if mine.device.kind not in _TORCHS_KINDS:
@@ -201,10 +209,7 @@ def _on_node(
 
         default_backend(mine.device.kind, rehearsed=True)
     pool.refuse_conflicts(launch, backend, os.environ)
-    if launch.local_rank:
-        placements = [mine]
-    else:
-        placements = [pool.place(one) for one in launch.neighbours]
+    placements = [pool.place(one) for one in launch.neighbours]
     return placements, [pool.idle(launch), *pool.warnings(launch)]
 
 

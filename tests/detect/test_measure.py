@@ -40,6 +40,17 @@ def test_in_a_rehearsal_the_multiprocessors_stand_in(
     assert [p.device.index for p in plan] == [0, 1]
 
 
+def test_only_the_devices_that_are_asked_for_are_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Others may be in use by somebody; without any, the CPU is measured."""
+    monkeypatch.setenv("GPUMAP_REHEARSAL", "rtx3090-gtx1080")
+    uuid = "GPU-30910001-0000-4000-8000-000000000001"
+    assert gpumap.measure(devices=[1]) == {uuid: 20.0}
+    monkeypatch.delenv("GPUMAP_REHEARSAL")
+    assert list(gpumap.measure(devices=[])) == ["cpu"]
+
+
 def test_a_device_that_takes_too_long_is_an_error() -> None:
     """A measurement that exceeds its timeout is a DeviceError."""
     with pytest.raises(

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from gpumap.mapping.devices import Device
-from gpumap.mapping.identity import identity_of, tells
+from gpumap.mapping.devices import Device, Node
+from gpumap.mapping.identity import identity_of, lasting_name, tells
 from helpers.cases import rows
 
 CASES = rows("Identity")
@@ -69,3 +69,28 @@ def test_a_place_holder_is_no_uuid(uuid: str | None, told: bool) -> None:  # noq
 def test_there_are_cases_of_each_outcome() -> None:
     """The table has cases of each outcome."""
     assert {same for _, _, same, _ in CASES} == {"one device", "two", "unknown"}
+
+
+def named(**fields: list[str | None]) -> list[str | int]:
+    """Return the lasting names of devices with these fields."""
+    cards = tuple(
+        Device(kind="cuda", index=index, uuid=uuid, pci_bus_id=bus)
+        for index, (uuid, bus) in enumerate(
+            zip(fields["uuid"], fields["pci_bus_id"], strict=True)
+        )
+    )
+    n1 = Node(hostname="n1", devices=cards)
+    return [lasting_name(card, n1) for card in cards]
+
+
+def test_a_name_that_no_mask_changes_is_the_first_that_tells_the_device() -> None:
+    """That is the UUID; else the bus ID; else the index."""
+    buses = ["0:3b:00.0", "0:5e:00.0"]
+    assert named(uuid=["GPU-1a", "GPU-2b"], pci_bus_id=list(buses)) == [
+        "GPU-1a",
+        "GPU-2b",
+    ]
+    assert named(uuid=["GPU-1a", "GPU-1a"], pci_bus_id=list(buses)) == buses
+    assert named(uuid=["GPU-XX"], pci_bus_id=[buses[1]]) == [buses[1]]
+    assert named(uuid=["GPU-1a", "GPU-1a"], pci_bus_id=[buses[0]] * 2) == [0, 1]
+    assert named(uuid=[None], pci_bus_id=[None]) == [0]

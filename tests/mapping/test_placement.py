@@ -306,7 +306,8 @@ WRONG: list[tuple[dict[str, Any], str, str, str]] = [
     (
         {"strategy": "fastest"},
         "strategy 'fastest' is unknown.",
-        "There are 'local_rank', 'explicit', 'modulo', 'scored', 'linked'.",
+        "There are 'local_rank', 'explicit', 'modulo', 'scored', 'linked', 'idle', "
+        "'closest'.",
         "Write one of these names, or a function (launch, node) -> device.",
     ),
     (

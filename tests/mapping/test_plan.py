@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpumap.errors import DeviceError, LaunchError, PlacementError
-from gpumap.mapping.devices import Device
+from gpumap.mapping.cpu_topology import CpuTopology
+from gpumap.mapping.devices import Device, Node
 from gpumap.mapping.launch import Launch
 from gpumap.mapping.placement import ranks_in_words
 from gpumap.mapping.plan import plan
@@ -219,3 +220,27 @@ def test_a_plan_says_what_place_says_for_every_rank(
 def by_rank(me: Launch, here: Any) -> int:
     """Return an index that depends on the global rank."""
     return me.rank % len(here.devices)
+
+
+def test_a_plan_says_which_cpus_each_rank_would_be_bound_to() -> None:
+    """Two ranks beside one NUMA node share its four cores, hyper-threads together."""
+    cards = tuple(
+        Device(kind="cuda", index=n, cpu_affinity=(*range(4), *range(8, 12)))
+        for n in range(2)
+    )
+    cores = CpuTopology(cores=tuple((n, n + 8) for n in range(8)))
+    n1 = Node(hostname="n1", devices=cards, cpus=cores)
+    shared = plan([n1, n1], [2, 2], bind="numa")
+    assert [p.cpus for p in shared] == [(0, 1, 2, 3, 8, 9, 10, 11)] * 4
+    own = plan([n1, n1], [2, 2], bind="exclusive", strategy="modulo")
+    assert [p.cpus for p in own] == [(0, 1, 8, 9), (2, 3, 10, 11)] * 2
+    assert "  0-1,8-9    modulo" in own.explain()
+    assert plan([n1], [2])[0].cpus is None
+
+
+def test_more_ranks_than_cores_have_none_of_their_own() -> None:
+    """A plan that gives each rank its own cores needs one for each."""
+    cards = tuple(Device(kind="cuda", index=n, cpu_affinity=(0,)) for n in range(2))
+    own = plan([Node(hostname="n1", devices=cards)], [2], bind="exclusive")
+    with pytest.raises(PlacementError, match="2 ranks of a node share 1 physical core"):
+        own.explain()

@@ -7,7 +7,7 @@ import pytest
 
 from gpumap.detect.rehearsal import machine
 from gpumap.errors import DeviceError, LaunchError, PlacementError
-from gpumap.mapping.devices import Device, Node
+from gpumap.mapping.devices import Device, Node, Tenant
 from gpumap.mapping.launch import Launch
 from gpumap.mapping.policy import Policy, pool_named
 from gpumap.mapping.pool import Pool, can_share
@@ -173,3 +173,71 @@ def test_the_mask_of_a_node_is_the_last_to_act() -> None:
         "CUDA_VISIBLE_DEVICES",
         "3",
     )
+
+
+def test_a_pool_that_was_dealt_is_by_local_rank_whatever_the_strategy() -> None:
+    """What one rank has decided for its node counts, also for a user's function."""
+    n1, me = node(4), launch(1, 2)
+    for strategy in ("modulo", lambda _, __: 0, "local_rank"):
+        asked = Policy.of(strategy, None, None, oversubscribe=False)
+        dealt = Pool.dealt(asked, n1, me, [3, "GPU-a2"])
+        assert dealt.place(me).device.index == 2
+        assert [d.index for d in dealt.devices_here(me)] == [3, 2]
+        assert len(dealt.allowed) == 4
+        assert str(dealt.idle(me)).startswith("2 of 4 devices")
+    asked = Policy.of("modulo", None, None, oversubscribe=False)
+    assert Pool.dealt(asked, Node(hostname="n1"), me, []).place(me).device.kind == "cpu"
+
+
+def test_a_device_that_was_dealt_and_is_not_visible_is_an_error() -> None:
+    """Ranks of a node with different masks are told which device is missing."""
+    asked = Policy.of("modulo", None, None, oversubscribe=False)
+    with pytest.raises(DeviceError, match="there is no device 'GPU-ff' on n1"):
+        Pool.dealt(asked, node(2), launch(0, 2), ["GPU-ff"])
+
+
+@pytest.mark.parametrize(
+    ("asked", "changes"),
+    [
+        ({"strategy": "modulo"}, "never"),
+        ({"scores": "memory"}, "never"),
+        ({"scores": {0: 1}}, "never"),
+        ({"scores": lambda _: 1}, "maybe"),
+        ({"strategy": lambda _, __: 0}, "maybe"),
+        ({"strategy": "idle"}, "maybe"),
+        ({"strategy": "closest"}, "maybe"),
+    ],
+)
+def test_what_may_change_while_ranks_look_is_known(
+    asked: dict[str, Any], changes: str
+) -> None:
+    """Functions may read anything; numbers and properties stay."""
+    wanted = {"strategy": None, "gpus": None, "scores": None, "oversubscribe": False}
+    assert Policy.of(**(wanted | asked)).varies is (changes == "maybe")
+
+
+def test_closest_needs_the_cpus_of_every_process_of_the_node() -> None:
+    """Without them, or with those of another number of processes, it says so."""
+    cards = tuple(
+        Device(kind="cuda", index=n, cpu_affinity=(2 * n, 2 * n + 1)) for n in range(2)
+    )
+    n1, me = Node(hostname="n1", devices=cards), launch(0, 2)
+    bound = me.model_copy(update={"node_cpus": ((2, 3), (0, 1))})
+    assert [d.index for d in pool(n1, bound, strategy="closest").devices] == [1, 0]
+    short = me.model_copy(update={"node_cpus": ((2, 3),)})
+    for missing in (me, short):
+        with pytest.raises(LaunchError, match='strategy "closest" depends on the CPUs'):
+            pool(n1, missing, strategy="closest")
+
+
+def test_idle_wants_a_device_for_each_process_of_the_node() -> None:
+    """Two processes get the two that nothing runs on, most free memory first."""
+    cards = tuple(
+        Device(kind="cuda", index=n, free_memory=n, tenants=tenants)
+        for n, tenants in enumerate([(), (Tenant(pid=1),), (), ()])
+    )
+    dealt = pool(Node(hostname="n1", devices=cards), launch(0, 2), strategy="idle")
+    assert [d.index for d in dealt.devices] == [3, 2]
+    unknown = launch(0, 2).model_copy(update={"local_world_size": None})
+    with pytest.raises(LaunchError, match='strategy "idle" depends on the number'):
+        pool(Node(hostname="n1", devices=cards), unknown, strategy="idle")

@@ -1,7 +1,7 @@
 """Placements, devices and links as text."""
 
 from gpumap.detect.rehearsal import machine
-from gpumap.mapping.devices import Device, Link, Node
+from gpumap.mapping.devices import Device, Link, Node, Tenant
 from gpumap.mapping.launch import Launch
 from gpumap.mapping.placement import Placement
 from gpumap.mapping.tables import (
@@ -55,6 +55,20 @@ def test_devices_are_told_in_both_numberings() -> None:
         "device  physical  memory    free     busy",
         "cuda:0  3         39.6 GiB",
         "cuda:1  1                   1.0 GiB  0 %",
+    ]
+
+
+def test_a_device_is_told_with_its_cpus_and_with_who_uses_it() -> None:
+    """CPUs are ranges, as the kernel writes them; a tenant is a user and a process."""
+    card = Device(
+        kind="cuda",
+        index=0,
+        cpu_affinity=(0, 1, 2, 8),
+        tenants=(Tenant(pid=7, user="ann", command="train.py"),),
+    )
+    assert device_table(Node(hostname="n1", devices=(card,))).splitlines() == [
+        "device  CPUs   used by",
+        "cuda:0  0-2,8  ann, pid 7 (train.py)",
     ]
 
 

@@ -320,15 +320,15 @@ def test_an_odd_environment_and_argument_do_not_stop_a_job() -> None:
     assert [rank.code for rank in ended] == [0, 0], ended
 
 
-def test_scores_that_change_while_the_ranks_look_are_named() -> None:
-    """If each rank scores its own device best, the error says that scores changed."""
+def test_scores_that_differ_from_rank_to_rank_are_named() -> None:
+    """If each rank scores its own device best, the error says that scores differ."""
     ended = run("racing", every=REHEARSAL)
     assert said(ended)[0].startswith("rank 0 and rank 1 are both on one device")
     for rank in ended:
         assert re.search(
             r"ank \d and rank \d scored GPU-a1000000\S+ \d and \d,", rank.out
         )
-        assert "The scores changed while the ranks looked: let them depend" in rank.out
+        assert "The ranks have different scores: work them out once" in rank.out
 
 
 def test_the_shell_of_a_terminals_step_is_told_in_the_first_seconds() -> None:

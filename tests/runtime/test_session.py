@@ -16,9 +16,12 @@ from torch import nn
 
 import gpumap
 from gpumap.errors import DeviceError, SessionError
-from gpumap.mapping.devices import Device
+from gpumap.mapping.devices import Device, Node
 from gpumap.mapping.launch import Launch
-from gpumap.runtime.local_setup import SessionOptions, prepare
+from gpumap.mapping.policy import Policy
+from gpumap.mapping.pool import Pool
+from gpumap.runtime.local_setup import Decided, prepare
+from gpumap.runtime.session_options import SessionOptions
 from helpers import spawnjobs
 from helpers.jobs import WORKER, Ended, finish, free_port, run, start
 from helpers.pretended import pretend_torch
@@ -102,14 +105,17 @@ def test_one_gpu_and_one_process() -> None:
 
 
 def test_the_options_of_a_session_are_the_same_wherever_they_are_declared() -> None:
-    """session(), ddp_session() and SessionOptions declare the same options."""
+    """session(), ddp_session() and SessionOptions declare the same options.
+
+    Only ddp_session() has balance, since it wraps the model whose gradients it weighs.
+    """
     options = [
         (n, p.default) for n, p in inspect.signature(gpumap.session).parameters.items()
     ]
     of_ddp = inspect.signature(gpumap.ddp_session).parameters.items()
-    assert [(name, p.default) for name, p in of_ddp][1:-1] == options
+    assert [(name, p.default) for name, p in of_ddp][1:-2] == options
     declared = inspect.signature(SessionOptions).parameters.items()
-    assert [(name, p.default) for name, p in declared][:-1] == options
+    assert [(name, p.default) for name, p in declared][:-2] == options
 
 
 def test_under_torchrun_the_agents_store_is_used() -> None:
@@ -331,15 +337,20 @@ def test_an_error_of_a_ranks_own_is_printed_once() -> None:
         assert rank.out.count("Name devices listed above") == 1
 
 
+def decided(policy: Policy, node: Node, launch: Launch) -> Decided:
+    """Return what a rank goes by that decides for itself."""
+    return Decided(Pool.of(policy, node, launch))
+
+
 def test_a_mac_trains_on_the_cpu_and_mps_is_refused(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """No backend of torch's process groups serves mps, though gloo is named for it."""
     pretend_torch(monkeypatch, [Device(kind="mps", index=0)])
     one = Launch(launcher="by hand", rank=0, world_size=1)
-    setup = prepare(SessionOptions(launch=one), one)
+    setup = prepare(SessionOptions(launch=one), one, decided)
     assert setup.device == torch.device("cpu")
     assert "trains on the CPU: no backend" in caplog.text
     with pytest.raises(DeviceError) as caught:
-        prepare(SessionOptions(launch=one, device="mps"), one)
+        prepare(SessionOptions(launch=one, device="mps"), one, decided)
     assert caught.value.happened.endswith("serves mps devices.")

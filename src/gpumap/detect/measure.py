@@ -7,6 +7,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 
 import torch
 
@@ -26,8 +27,12 @@ _ROWS_ON_ACCELERATORS = 4096
 _WARM_UPS, _PRODUCTS = 3, 9
 
 
-def measure(timeout: float = 120.0) -> dict[DeviceRef, float]:
+def measure(
+    timeout: float = 120.0, *, devices: Sequence[int] | None = None
+) -> dict[DeviceRef, float]:
     """Return the speed of each visible device in TFLOP/s, for scores=….
+
+    With devices, only of those with these indices.
 
     The keys are UUIDs, or {"cpu": …} without an accelerator. Each device in turn
     multiplies square float32 matrices, with torch's current defaults, in another
@@ -43,13 +48,19 @@ def measure(timeout: float = 120.0) -> dict[DeviceRef, float]:
             "rehearsal of %s: measure() returns multiprocessors instead of speeds.",
             wanted,
         )
-        devices = detect_node().devices
-        scores = {_key(d): float(d.multiprocessors or 1) for d in devices}
+        found = _chosen(devices)
+        scores = {_key(d): float(d.multiprocessors or 1) for d in found}
         return scores or {"cpu": 1.0}
     try:
         done = subprocess.run(  # noqa: S603 - this module, by this Python
             # -P: do not import files of the current folder in place of libraries.
-            [sys.executable, "-P", "-m", __name__],
+            [
+                sys.executable,
+                "-P",
+                "-m",
+                __name__,
+                json.dumps(devices and list(devices)),
+            ],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             capture_output=True,
             text=True,
@@ -68,16 +79,21 @@ def measure(timeout: float = 120.0) -> dict[DeviceRef, float]:
             done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "",
             "See whether its memory is free (nvidia-smi), or hide it with a mask.",
         )
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return {int(key) if key.isdecimal() else key: x for key, x in found.items()}
+    speeds: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return {int(key) if key.isdecimal() else key: x for key, x in speeds.items()}
 
 
-def measured_here() -> dict[DeviceRef, float]:
+def measured_here(indices: Sequence[int] | None = None) -> dict[DeviceRef, float]:
     """Measure in this process, as measure() does in another."""
-    devices = detect_node().devices
+    devices = _chosen(indices)
     if not devices:
         return {"cpu": _teraflops(torch.device("cpu"))}
     return {_key(d): _teraflops(torch.device(d.kind, d.index)) for d in devices}
+
+
+def _chosen(indices: Sequence[int] | None) -> Sequence[Device]:
+    devices = detect_node().devices
+    return [d for d in devices if indices is None or d.index in indices]
 
 
 def teraflops(rows: int, seconds: float) -> float:
@@ -109,4 +125,4 @@ def _finish(device: torch.device) -> None:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(measured_here()) + "\n")
+    sys.stdout.write(json.dumps(measured_here(json.loads(sys.argv[1]))) + "\n")

@@ -3,9 +3,9 @@
 import re
 
 from gpumap.mapping.base import FrozenModel
-from gpumap.mapping.devices import Device
+from gpumap.mapping.devices import Device, Node
 
-__all__ = ["Identity", "identity_of", "tells"]
+__all__ = ["Identity", "identity_of", "lasting_name", "tells"]
 
 
 class Identity(FrozenModel):
@@ -53,6 +53,19 @@ def identity_of(
         return Identity(name=name, place=place) if host else None
     number = device.index if device.physical_index is None else device.physical_index
     return Identity(name=f"{device.kind}:{number}", place=view) if view else None
+
+
+def lasting_name(device: Device, node: Node) -> str | int:
+    """Return a name of a device that no mask changes: its UUID, or its PCI bus ID.
+
+    If neither tells it from the node's other devices, that is its index.
+    """
+    uuids = [d.uuid for d in node.devices if tells(d.uuid)]
+    buses = [d.pci_bus_id for d in node.devices]
+    for name, names in ((device.uuid, uuids), (device.pci_bus_id, buses)):
+        if name is not None and names.count(name) == 1:
+            return name
+    return device.index
 
 
 def tells(uuid: str | None) -> bool:

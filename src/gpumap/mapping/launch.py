@@ -25,6 +25,7 @@ class Launch(FrozenModel):
         node_rank: Place of this node among the nodes.
         num_nodes: Number of nodes.
         node_ranks: The ranks of this node's processes, by local rank.
+        node_cpus: The logical CPUs that the launcher bound each of those processes to.
         master_addr: Host name or address where rank 0's store is found.
         master_port: Port of that store.
         job_id: Distinguishes this job from another on the same address.
@@ -51,6 +52,7 @@ class Launch(FrozenModel):
     node_rank: Index | None = None
     num_nodes: Count | None = None
     node_ranks: tuple[Index, ...] | None = None
+    node_cpus: tuple[tuple[Index, ...], ...] | None = None
     master_addr: str | None = None
     master_port: int | None = None
     job_id: str | None = None

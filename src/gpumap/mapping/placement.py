@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from gpumap.errors import PlacementError
-from gpumap.mapping.base import FrozenModel
+from gpumap.mapping.base import FrozenModel, Index
 from gpumap.mapping.devices import Device
 from gpumap.mapping.launch import Launch
 
@@ -21,6 +21,7 @@ class Placement(FrozenModel):
         device: The device that it trains on.
         strategy: The strategy's name, or the function's.
         why: The reason, in one sentence.
+        cpus: The CPUs that it is bound to, if binding was asked for.
     """
 
     raises = PlacementError
@@ -29,6 +30,7 @@ class Placement(FrozenModel):
     device: Device
     strategy: str
     why: str
+    cpus: tuple[Index, ...] | None = None
 
 
 class Conflict(FrozenModel):

@@ -4,6 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from gpumap.errors import LaunchError
+from gpumap.mapping.bound import bound
+from gpumap.mapping.cpu_shares import Bind
 from gpumap.mapping.devices import Node
 from gpumap.mapping.launch import Launch
 from gpumap.mapping.placement import Conflict, Placement, shared_devices
@@ -27,8 +29,12 @@ class Plan(Sequence[Placement]):
     nodes: Sequence[Node]
     layout: RankLayout
     policy: Policy
+    bind: Bind | None = None
     _pools: dict[_Key, Pool] = field(
         default_factory=dict["_Key", Pool], repr=False, compare=False
+    )
+    _bounds: dict[int, list[Placement]] = field(
+        default_factory=dict[int, list[Placement]], repr=False, compare=False
     )
 
     def __post_init__(self) -> None:
@@ -46,6 +52,8 @@ class Plan(Sequence[Placement]):
             message = f"the plan has ranks 0 to {len(self) - 1}, not {rank!r}"
             raise IndexError(message)
         launch = self._launch(rank)
+        if self.bind is not None:
+            return self._bound(launch.node_rank or 0)[launch.local_rank or 0]
         return self._pool(launch.node_rank or 0).place(launch)
 
     def __iter__(self) -> Iterator[Placement]:
@@ -76,6 +84,15 @@ class Plan(Sequence[Placement]):
         conflicts = (f"conflict: {conflict}" for conflict in self.conflicts())
         table = placement_table(self, lambda node_rank: self.nodes[node_rank].hostname)
         return "\n".join([table, *conflicts])
+
+    def _bound(self, node_rank: int) -> list[Placement]:
+        """Return the placements of a node's ranks, with the CPUs of each."""
+        assert self.bind is not None  # noqa: S101 - for the type checkers
+        if node_rank not in self._bounds:
+            pool, ranks = self._pool(node_rank), self.layout.ranks_of(node_rank)
+            placements = [pool.place(self._launch(rank)) for rank in ranks]
+            self._bounds[node_rank] = bound(placements, pool.node, self.bind)
+        return self._bounds[node_rank]
 
     def _pool(self, node_rank: int) -> Pool:
         node, size = self.nodes[node_rank], self.layout.local_world_sizes[node_rank]
@@ -109,8 +126,11 @@ def plan(
     scores: Scores | None = None,
     distribution: Distribution = "block",
     oversubscribe: bool = False,
+    bind: Bind | None = None,
 ) -> Plan:
     """Return the plan of a cluster, before anything is started.
+
+    With bind, as in a session, it says which CPUs each rank is bound to.
 
     The same Node object may be given several times; its pool is computed once. A rank
     without a device is an error here; ranks that share one are listed by
@@ -128,4 +148,4 @@ def plan(
             "Give one number of processes for each node.",
         )
     policy = Policy.of(strategy, gpus, scores, oversubscribe=oversubscribe)
-    return Plan(nodes, RankLayout(local_world_sizes, distribution), policy)
+    return Plan(nodes, RankLayout(local_world_sizes, distribution), policy, bind)

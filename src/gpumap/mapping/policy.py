@@ -28,7 +28,9 @@ GPUS = "GPUMAP_GPUS"
 """The environment variable with the pool of a session without gpus: "2,3"."""
 
 
-StrategyName = Literal["local_rank", "explicit", "modulo", "scored", "linked"]
+StrategyName = Literal[
+    "local_rank", "explicit", "modulo", "scored", "linked", "idle", "closest"
+]
 Strategy = StrategyName | Callable[[Launch, Node], Device | DeviceRef]
 # Mapping is invariant in its keys, so type checkers need each kind of key by itself.
 Gpus = (
@@ -146,6 +148,12 @@ class Policy:
         if isinstance(self.strategy, str):
             return self.strategy
         return name_of(self.strategy)
+
+    @property
+    def varies(self) -> bool:
+        """Whether what it gives may change while ranks look, or depends on them all."""
+        own = callable(self.strategy) or callable(self.scores)
+        return own or self.strategy in ("idle", "closest")
 
     def listed(self, node: Node, node_rank: int | None) -> Sequence[DeviceRef] | None:
         """Return gpus's list for this node: the list itself, or that of the node.

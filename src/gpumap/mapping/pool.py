@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from gpumap.errors import DeviceError, LaunchError, PlacementError
-from gpumap.mapping.device_refs import resolve, resolve_all
+from gpumap.mapping.device_refs import DeviceRef, resolve, resolve_all
 from gpumap.mapping.devices import CPU, Device, Node, one_per_gpu
 from gpumap.mapping.diagnostics import advice, idle_devices
 from gpumap.mapping.launch import Launch
@@ -43,6 +43,8 @@ class Pool:
         devices: What ranks get, indexed by the strategy's number (local_rank or rank);
             empty if they train on the CPU.
         scores: The score of each allowed device, by its index, if scores order them.
+        decided: Whether one rank of the node decided for all; then devices are indexed
+            by local_rank, whatever the strategy.
     """
 
     policy: Policy
@@ -50,6 +52,21 @@ class Pool:
     allowed: tuple[Device, ...] = ()
     devices: tuple[Device, ...] = ()
     scores: Mapping[int, float] = field(default_factory=dict[int, float])
+    decided: bool = False
+
+    @classmethod
+    def dealt(
+        cls, policy: Policy, node: Node, launch: Launch, names: Sequence[DeviceRef]
+    ) -> "Pool":
+        """Return the pool as another rank of the node has dealt it, by local rank.
+
+        Raises:
+            DeviceError: A device that was dealt is not visible here.
+        """
+        if not names:
+            return cls(policy, node)
+        devices = resolve_all(names, node)
+        return cls(policy, node, _allowed(policy, node, launch), devices, decided=True)
 
     @classmethod
     def of(cls, policy: Policy, node: Node, launch: Launch) -> "Pool":
@@ -63,17 +80,9 @@ class Pool:
         """
         if _runs_on_cpu(policy, node):
             return cls(policy, node)
-        listed = policy.listed(node, launch.node_rank)
-        allowed = node.devices if listed is None else resolve_all(listed, node)
-        if not allowed:
-            raise DeviceError(
-                f'strategy "{policy.name}" has no device to choose from.',
-                node.visible,
-                "Start where an accelerator is visible, or with "
-                "GPUMAP_REHEARSAL=dgx-a100.",
-            )
+        allowed = _allowed(policy, node, launch)
         pool = cls(policy, node, allowed, allowed)
-        pool._refuse_twice(listed)
+        pool._refuse_twice(policy.listed(node, launch.node_rank))
         if not isinstance(policy.strategy, str) or pool._is_only_one(launch):
             return pool
         rule = STRATEGIES[policy.strategy]
@@ -113,6 +122,8 @@ class Pool:
         strategy = self.policy.strategy
         if not self.devices:
             return CPU
+        if self.decided:
+            return self.devices[_local_rank(launch)]
         if not isinstance(strategy, str):
             return self._from_function(launch)
         if STRATEGIES[strategy].place == "rank":
@@ -157,7 +168,8 @@ class Pool:
         ranks = [neighbour.rank for neighbour in launch.neighbours]
         devices = [self.device_of(neighbour) for neighbour in launch.neighbours]
         shared = shared_devices(self.node.hostname, ranks, devices)
-        n, count = launch.local_world_size or len(ranks), len(self.devices)
+        n = launch.local_world_size or len(ranks)
+        count = len(self.allowed if self.decided else self.devices)
         crowded = n > count and not launch.devices_bound
         if not shared and not crowded:
             if not shares:
@@ -186,7 +198,9 @@ class Pool:
         """Return a sentence on devices that no process of the node will use."""
         if not self.devices:
             return None
-        return idle_devices(launch, self.devices, self.node)
+        chooses = self.policy.strategy in ("linked", "idle", "closest")
+        devices = self.devices if chooses else self.allowed
+        return idle_devices(launch, devices, self.node)
 
     def warnings(self, launch: Launch) -> list[str]:
         """Return a sentence for each doubt about the devices of the node's ranks."""
@@ -199,7 +213,10 @@ class Pool:
     def by_rank(self) -> bool:
         """Whether ranks with equal local ranks on equal nodes can differ in device."""
         strategy = self.policy.strategy
-        return not isinstance(strategy, str) or STRATEGIES[strategy].place == "rank"
+        by_local_rank = self.decided or (
+            isinstance(strategy, str) and STRATEGIES[strategy].place == "local_rank"
+        )
+        return not by_local_rank
 
     @property
     def in_words(self) -> str:
@@ -345,6 +362,19 @@ def can_share(backend: str, environ: Mapping[str, str] | None = None) -> bool:
     told = (environ or {}).get(_NCCL_SHARES) == "1"
     alone = [name for name in _ONE_RANK_A_DEVICE if not (told and name == "nccl")]
     return not any(name in backend.lower() for name in alone)
+
+
+def _allowed(policy: Policy, node: Node, launch: Launch) -> tuple[Device, ...]:
+    """Return the devices that gpus names on this node, or all visible ones."""
+    listed = policy.listed(node, launch.node_rank)
+    allowed = node.devices if listed is None else resolve_all(listed, node)
+    if allowed:
+        return allowed
+    raise DeviceError(
+        f'strategy "{policy.name}" has no device to choose from.',
+        node.visible,
+        "Start where an accelerator is visible, or with GPUMAP_REHEARSAL=dgx-a100.",
+    )
 
 
 def _runs_on_cpu(policy: Policy, node: Node) -> bool:

@@ -13,36 +13,42 @@ from gpumap.words import plural
 __all__ = ["scores_of"]
 
 
+_NOUNS = {"scores": "score", "most": "bound"}
+
+
 def scores_of(
-    scores: Scores | None, pool: tuple[Device, ...], node: Node
+    scores: Scores | None, pool: tuple[Device, ...], node: Node, name: str = "scores"
 ) -> dict[int, float]:
     """Return the score of each device in the pool, by its index.
+
+    name is that of the argument, for messages: speeds are given as scores are.
 
     Raises:
         DeviceError: A score is for a device that is not there.
         PlacementError: A device of the pool has no score, or one that is no number.
     """
-    found = _found(scores, pool, node)
+    found, noun = _found(scores, pool, node, name), _NOUNS.get(name, "speed")
     without = [d for d in pool if found[d.index] is None]
     if without:
         raise PlacementError(
-            f"{', '.join(map(str, without))} has no score.",
-            f"scores={scores!r} covers {len(pool) - len(without)} of {len(pool)} "
+            f"{', '.join(map(str, without))} has no {noun}.",
+            f"{name}={scores!r} covers {len(pool) - len(without)} of {len(pool)} "
             "devices in the pool.",
             "Add a score for each, or name the pool with gpus=[…].",
         )
     bad = [score for score in found.values() if not _is_number(score)]
     if bad:
         raise PlacementError(
-            f"{bad[0]!r} is not a score.",
-            f"scores={scores!r}.",
-            "A score is a finite number; the highest is placed first.",
+            f"{bad[0]!r} is not a {noun}.",
+            f"{name}={scores!r}.",
+            f"A {noun} is a finite number"
+            + ("; the highest is placed first." if noun == "score" else "."),
         )
     return {index: float(score) for index, score in found.items() if score is not None}
 
 
 def _found(
-    scores: Scores | None, pool: tuple[Device, ...], node: Node
+    scores: Scores | None, pool: tuple[Device, ...], node: Node, name: str
 ) -> dict[int, float | None]:
     if scores == "memory":
         return {d.index: d.total_memory for d in pool}
@@ -52,23 +58,24 @@ def _found(
         return {d.index: called(scores, d, whose=str(d)) for d in pool}
     if scores is None or not hasattr(scores, "items"):
         raise PlacementError(
-            f"scores={scores!r} is not understood.",
+            f"{name}={scores!r} is not understood.",
             "",
             'Write {device: number}, "memory", "multiprocessors" or a function.',
         )
-    return _named(scores, pool, node)
+    return _named(scores, pool, node, name)
 
 
 def _named(
     scores: Mapping[DeviceRef, float] | Mapping[str, float] | Mapping[int, float],
     pool: tuple[Device, ...],
     node: Node,
+    name: str,
 ) -> dict[int, float | None]:
     indices = [device.index for device in resolve_all(scores, node)]
     if len(set(indices)) < len(indices):
         raise PlacementError(
-            "a device has two scores.",
-            f"scores={scores!r} names {len(set(indices))} "
+            f"a device has two {_NOUNS.get(name, 'speed')}s.",
+            f"{name}={scores!r} names {len(set(indices))} "
             f"{plural('device', len(set(indices)))}.",
             "Name each device once, by index or by UUID.",
         )

@@ -6,7 +6,10 @@ from typing import Literal
 
 from gpumap.errors import LaunchError
 from gpumap.mapping.best_links import best_linked
+from gpumap.mapping.closest import closest_devices
+from gpumap.mapping.cpu_topology import CpuTopology
 from gpumap.mapping.devices import Device, Node
+from gpumap.mapping.idle import idlest
 from gpumap.mapping.launch import Launch
 
 __all__ = ["STRATEGIES"]
@@ -47,16 +50,44 @@ def _best_linked(
 ) -> Devices:
     if launch.devices_bound:
         return allowed
-    processes = 1 if launch.world_size == 1 else launch.local_world_size
+    processes = _processes(launch, "linked")
+    return best_linked(node, processes, [device.index for device in allowed])
+
+
+def _idle(
+    launch: Launch, allowed: Devices, node: Node, _scores: Mapping[int, float]
+) -> Devices:
+    return idlest(launch, allowed, node, _processes(launch, "idle"))
+
+
+def _closest(
+    launch: Launch, allowed: Devices, node: Node, _scores: Mapping[int, float]
+) -> Devices:
+    bound = launch.node_cpus
+    if bound is None or len(bound) != _processes(launch, "closest"):
+        raise LaunchError(
+            'strategy "closest" depends on the CPUs that each process of this node is '
+            "bound to, and the launch does not say them.",
+            f"{launch.launcher}: rank={launch.rank}, node_cpus={bound}.",
+            "A session reads them; elsewhere pass launch=gpumap.Launch(…) with "
+            "node_cpus, a list of CPUs for each local rank.",
+        )
+    return closest_devices(bound, allowed, node.cpus or CpuTopology())
+
+
+def _processes(launch: Launch, strategy: str) -> int:
+    """Return how many processes of this node share out the devices."""
+    alone = launch.world_size == 1 or launch.devices_bound
+    processes = 1 if alone else launch.local_world_size
     if processes is None:
         raise LaunchError(
-            'strategy "linked" depends on the number of processes on this node, and '
-            "the launcher does not say it.",
+            f'strategy "{strategy}" depends on the number of processes on this node, '
+            "and the launcher does not say it.",
             f"{launch.launcher}: rank={launch.rank}, world_size={launch.world_size}.",
             "Set LOCAL_WORLD_SIZE for each process, or start with torchrun.",
             ("LOCAL_WORLD_SIZE",),
         )
-    return best_linked(node, processes, [device.index for device in allowed])
+    return processes
 
 
 STRATEGIES: dict[str, _Rule] = {
@@ -72,5 +103,13 @@ STRATEGIES: dict[str, _Rule] = {
         _best_linked,
         "local_rank",
         "the best-linked {devices} of the pool, [local_rank]",
+    ),
+    # What users of shared servers look for in nvidia-smi.
+    "idle": _Rule(
+        _idle, "local_rank", "the {devices} of the pool with most free, [local_rank]"
+    ),
+    # What ALCF's users do by hand on Polaris, where GPU 3 is beside rank 0's cores.
+    "closest": _Rule(
+        _closest, "local_rank", "the device beside the process's CPUs, [local_rank]"
     ),
 }

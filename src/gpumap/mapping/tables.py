@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 
+from gpumap.mapping.cpus import cpu_list
 from gpumap.mapping.devices import Device, Link, Node
 from gpumap.mapping.placement import Placement
 
@@ -18,15 +19,21 @@ _COLUMNS: dict[str, Callable[[Device], object]] = {
     "busy": lambda d: None if d.utilization is None else f"{d.utilization} %",
     "SMs": lambda d: d.multiprocessors,
     "NUMA": lambda d: d.numa_node,
+    "CPUs": lambda d: d.cpu_affinity and cpu_list(d.cpu_affinity),
+    "used by": lambda d: d.tenants and "; ".join(map(str, d.tenants)),
     "slice of": lambda d: d.mig,
 }
+
+
+_CPUS = 6
+"""The column of a placement's CPUs, left out if no rank is bound to any."""
 
 
 def placement_table(
     placements: Iterable[Placement], hostname: Callable[[int], str]
 ) -> str:
     """Return a line for each placement; hostname maps a node_rank to its host."""
-    rows = [["rank", "node", "host", "local_rank", "device", "name", "why"]]
+    rows = [["rank", "node", "host", "local_rank", "device", "name", "CPUs", "why"]]
     for placement in placements:
         launch, device = placement.launch, placement.device
         host = hostname(launch.node_rank or 0)
@@ -34,9 +41,12 @@ def placement_table(
             [
                 *(str(launch.rank), _or_unknown(launch.node_rank)),
                 *(host, _or_unknown(launch.local_rank)),
-                *(str(device), device.name or "", placement.why),
+                *(str(device), device.name or "", cpu_list(placement.cpus or ())),
+                placement.why,
             ]
         )
+    if not any(row[_CPUS] for row in rows[1:]):
+        rows = [[*row[:_CPUS], *row[_CPUS + 1 :]] for row in rows]
     return aligned(rows)
 
 

@@ -4,6 +4,9 @@ Each rank makes the same few requests, whatever the world size.
 
 | key | operation | meaning |
 |---|---|---|
+| once per node, before the roll call, where ranks must decide together | | |
+| facts/N/L | compare_set | what local rank L of node N says about itself |
+| decision/N | set | what local rank 0 decides for the ranks of node N |
 | roll call | | |
 | rank/R | compare_set | who is rank R |
 | device/D | compare_set | who trains on device D |
@@ -47,6 +50,16 @@ TOLD, ALL_TOLD = "told", "all told"
 ENDED, ANSWERS, ANSWERED = "ended", "answers", "answered"
 HEARD, ALL_HEARD, LEFT = "heard", "all heard", "left"
 BYE, ALL_GONE = "bye", "all gone"
+
+
+def facts(node: str, local_rank: int) -> str:
+    """Return the key of what a local rank of a node says about itself."""
+    return f"facts/{node}/{local_rank}"
+
+
+def decision(node: str) -> str:
+    """Return the key of what is decided for the ranks of a node."""
+    return f"decision/{node}"
 
 
 def rank(number: int) -> str:

@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 
 from pydantic import Field
 
-from gpumap.mapping.base import FrozenModel
+from gpumap.mapping.base import Count, FrozenModel
 from gpumap.mapping.identity import Identity
 from gpumap.rendezvous.procfs import is_gone, is_halted, state_of
 
-__all__ = ["KIND", "Member", "Signed", "Stranger", "Terms", "named"]
+__all__ = ["KIND", "Member", "Signed", "Split", "Stranger", "Terms", "named"]
 
 
 class Member(FrozenModel):
@@ -25,6 +25,8 @@ class Member(FrozenModel):
         rehearsal: The rehearsed machine, if there is one.
         hint: What to change on this rank if its device is taken by another.
         pid_space: The PID namespace of pid, as in procfs.
+        speed: How fast it trains, beside the others, if the batch is split by that.
+        most: The most samples of a batch that it can take, if that is bounded.
     """
 
     rank: int
@@ -37,6 +39,8 @@ class Member(FrozenModel):
     rehearsal: str = ""
     hint: str = ""
     pid_space: str | None = None
+    speed: float | None = None
+    most: int | None = None
 
     def __str__(self) -> str:
         """Return rank, process id and host."""
@@ -58,6 +62,24 @@ class Member(FrozenModel):
         return state_of(self.pid, self.pid_space)
 
 
+class Split(FrozenModel):
+    """A batch that the ranks split by their speeds.
+
+    Attributes:
+        batch: Its number of samples, of all ranks together.
+        minimum: The least samples of a rank.
+        how: Where the speeds come from, in a word.
+    """
+
+    batch: Count
+    minimum: Count
+    how: str
+
+    def __str__(self) -> str:
+        """Return it as a user would write it, nearly."""
+        return f"Balance(batch={self.batch}, minimum={self.minimum}, {self.how})"
+
+
 KIND = "the kind of device"
 
 
@@ -73,6 +95,7 @@ class Terms(FrozenModel):
         strategy: The strategy's name.
         ddp: DistributedDataParallel's own options, as text.
         model: The digest of the model; "" in a session without one.
+        split: The batch that the ranks split among them, if they do.
     """
 
     world_size: int
@@ -83,6 +106,7 @@ class Terms(FrozenModel):
     strategy: str
     ddp: Mapping[str, str] = Field(default_factory=dict)
     model: str = ""
+    split: Split | None = None
 
     def different(self, other: "Terms") -> list[str]:
         """Return the names of the terms in which two ranks differ."""
@@ -105,6 +129,7 @@ class Terms(FrozenModel):
             "backend": repr(self.backend),
             "strategy": repr(self.strategy),
             "session": "ddp_session()" if self.model else "session()",
+            "balance": str(self.split),
             **self.ddp,
         }
 

@@ -5,7 +5,8 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
-from gpumap.errors import RollCallError
+from gpumap.errors import PlacementError, RollCallError
+from gpumap.mapping.batches import split_batch
 from gpumap.rendezvous import keys
 from gpumap.rendezvous.members import Member, Signed, Stranger, Terms, named
 from gpumap.rendezvous.messages import Reminder
@@ -20,6 +21,7 @@ from gpumap.rendezvous.verdict import (
     machines_differ,
     missing,
     models_differ,
+    no_split,
     one_device,
     took_too_long,
 )
@@ -40,8 +42,10 @@ def roll_call(
     rows: Sequence[str] = (),
     node: int | None = None,
     remark: str = "",
-) -> None:
+) -> tuple[int, ...]:
     """Return once every rank is there, each with its own rank and its own device.
+
+    What is returned are the ranks' shares of the batch, if the terms have one to split.
 
     While it waits, this rank checks that the processes of its node are alive. The
     store's host logs now and then which ranks are missing; if no rank is the host, the
@@ -67,7 +71,7 @@ def roll_call(
         # The others have started already: this process is one too many.
         raise RollCallError(wrong.happened, wrong.seen, wrong.hint, wrong.ranks)
     if wrong is None and store.count(keys.PRESENT) == peers.world_size:
-        store.claim(keys.VERDICT, Verdict())
+        store.claim(keys.VERDICT, _go(peers, terms))
     watch = _Watch(peers, deadline, remark)
     left = max(deadline - time.monotonic(), 0.0)
     verdict = store.wait(keys.VERDICT, Verdict, left, watch.look)
@@ -77,6 +81,7 @@ def roll_call(
         others = peers.world_size - 1 - verdict.absent
         _let_others_hear(peers, others, deadline - time.monotonic())
         raise verdict.error
+    return verdict.shares
 
 
 def withdraw(peers: Peers, error: BaseException, seconds: float) -> None:
@@ -110,6 +115,23 @@ def _wrong(
         return None
     holder = store.claim(keys.device(me.identity), me)
     return None if holder == me else one_device(holder, me, me.identity.name)
+
+
+def _go(peers: Peers, terms: Terms) -> Verdict:
+    """Return the verdict once all ranks have come: go, if the batch can be split."""
+    if terms.split is None:
+        return Verdict()
+    members = [peers.member(rank) for rank in range(peers.world_size)]
+    try:
+        shares = split_batch(
+            terms.split.batch,
+            [1.0 if m.speed is None else m.speed for m in members],
+            minimum=terms.split.minimum,
+            most=[terms.split.batch if m.most is None else m.most for m in members],
+        )
+    except PlacementError as error:
+        return no_split(error)
+    return Verdict(shares=shares)
 
 
 class _Watch:

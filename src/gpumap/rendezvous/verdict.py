@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from gpumap.errors import GpumapError, RollCallError
+from gpumap.errors import GpumapError, PlacementError, RollCallError
 from gpumap.mapping.base import FrozenModel
 from gpumap.rendezvous.members import KIND, Member, Signed, Stranger, Terms, named
 from gpumap.rendezvous.messages import described
@@ -16,6 +16,7 @@ __all__ = [
     "machines_differ",
     "missing",
     "models_differ",
+    "no_split",
     "one_device",
     "took_too_long",
 ]
@@ -34,6 +35,7 @@ class Verdict(FrozenModel):
         hint: What to change.
         ranks: Which ranks it is about.
         absent: How many ranks will not come to read it.
+        shares: Each rank's samples of a batch, if the ranks split one.
     """
 
     happened: str = ""
@@ -41,6 +43,7 @@ class Verdict(FrozenModel):
     hint: str = ""
     ranks: tuple[int, ...] = ()
     absent: int = 0
+    shares: tuple[int, ...] = ()
 
     @property
     def error(self) -> RollCallError | None:
@@ -76,9 +79,9 @@ def one_device(holder: Member, me: Member, name: str) -> Verdict:
         )
         seen += f" Rank {holder.rank} and rank {me.rank} scored {scored}."
         hint = (
-            "The scores changed while the ranks looked: let them depend on what does "
-            "not change, or work them out once, before the ranks start, and give all "
-            "the same numbers."
+            "The ranks have different scores: work them out once, before the ranks "
+            "start, and give all the same numbers; or pass a function of Device, which "
+            "one rank calls for its node."
         )
     return Verdict(
         happened=f"rank {pair[0]} and rank {pair[1]} are both on one device, {name}.",
@@ -135,6 +138,16 @@ def models_differ(first: Member, me: Member, parts: tuple[str, str]) -> Verdict:
     )
 
 
+def no_split(error: PlacementError) -> Verdict:
+    """Return the error that the ranks' speeds and bounds do not fit the batch."""
+    return Verdict(
+        happened=f"the batch cannot be split among the ranks: {error.happened}",
+        seen=error.seen,
+        hint=error.hint,
+        ranks=error.ranks,
+    )
+
+
 def cannot_start(me: Member, error: BaseException) -> Verdict:
     """Return the error that this rank cannot start, because of an error of its own."""
     happened, seen, hint = described(error), "", ""
@@ -150,9 +163,9 @@ def cannot_start(me: Member, error: BaseException) -> Verdict:
 
 def gone(member: Member) -> Verdict:
     """Return the error that a rank ended or was stopped before all had come."""
+    on = f", on {member.device}" if member.device else ""
     return Verdict(
-        happened=f"{member}, on {member.device}, did not stay for the roll call: "
-        f"{member.state}.",
+        happened=f"{member}{on}, did not stay for the roll call: {member.state}.",
         hint="It failed, or did not wait as long as the others: see what it said last.",
         ranks=(member.rank,),
         absent=1,

@@ -10,14 +10,17 @@ from typing_extensions import Unpack
 
 from gpumap.errors import SessionError
 from gpumap.loading import without_collection
+from gpumap.mapping.balance import Balance
+from gpumap.mapping.cpu_shares import Bind
 from gpumap.mapping.devices import Node
 from gpumap.mapping.launch import Launch
 from gpumap.mapping.policy import Gpus, Scores, Strategy
 from gpumap.rendezvous.model_digest import Likeness, likeness_of
 from gpumap.runtime.block import Block
 from gpumap.runtime.ddp_options import DDPOptions
-from gpumap.runtime.local_setup import LocalSetup, SessionOptions
-from gpumap.runtime.session import Session, life_of
+from gpumap.runtime.local_setup import LocalSetup
+from gpumap.runtime.session import Session, current, life_of
+from gpumap.runtime.session_options import SessionOptions
 
 __all__ = ["ddp_session", "import_what_ddp_needs"]
 
@@ -42,8 +45,11 @@ def ddp_session(
     start_timeout: float | timedelta = 300.0,
     end_timeout: float | timedelta = 86_400.0,
     oversubscribe: bool = False,
+    claim: bool | None = None,
+    bind: Bind | None = None,
     launch: Launch | None = None,
     node: Node | None = None,
+    balance: Balance | None = None,
     **ddp: Unpack[DDPOptions],
 ) -> Block[DistributedDataParallel]:
     """Open a session around a model and yield it as DistributedDataParallel.
@@ -54,7 +60,9 @@ def ddp_session(
     Args:
         model: The module to train, not wrapped yet.
         strategy: "local_rank" (the default), "explicit" (the default with gpus),
-            "modulo", "scored" (the default with scores), "linked", or a function
+            "modulo", "scored" (the default with scores), "linked", "idle" (devices that
+            nothing runs on, most free memory first), "closest" (the device beside the
+            CPUs that the launcher bound this process to), or a function
             (launch, node) -> device.
         gpus: The devices this job may use, in order: indices as torch counts them after
             masking, UUIDs or PCI bus IDs; or a mapping from host name or node_rank to
@@ -73,8 +81,17 @@ def ddp_session(
             reached its end; by default a day, since rank 0 may evaluate or save there
             for hours. The wait ends sooner if a rank or its process fails.
         oversubscribe: Whether two ranks may share a device (gloo only).
+        claim: Whether other jobs of gpumap's are kept from this session's devices; by
+            default only with "idle". GPUMAP_CLAIMS names the folder of claims, which
+            all users share; /tmp by default.
+        bind: The CPUs that this process runs on, and all that it starts: "numa" for
+            those of its device's NUMA node, which the ranks there share, "exclusive"
+            for physical cores of its own among them. By default they stay as they are.
         launch: This process's launch, instead of detecting it.
         node: This host and its devices, instead of detecting them.
+        balance: A batch that the ranks split by the speeds of their devices. Then
+            current().batch_size is this rank's share, and the gradient that of the mean
+            over the whole batch.
         ddp: Passed on to DistributedDataParallel.
 
     Raises:
@@ -96,15 +113,18 @@ def ddp_session(
         start_timeout=start_timeout,
         end_timeout=end_timeout,
         oversubscribe=oversubscribe,
+        claim=claim,
+        bind=bind,
         launch=launch,
         node=node,
+        balance=balance,
     )
     return Block(
         lambda: life_of(
             options,
             lambda opened: _wrap(model, ddp, opened),
-            check=lambda setup: _check(model, ddp, setup),
-            let_go=_let_go,
+            check=lambda setup: _check(model, ddp, setup, balance),
+            let_go=lambda wrapped: _let_go(wrapped, current()),
             meanwhile=import_what_ddp_needs,
         )
     )
@@ -116,7 +136,9 @@ def import_what_ddp_needs() -> None:
         import_module("torch._dynamo")
 
 
-def _check(model: object, ddp: DDPOptions, setup: LocalSetup) -> Likeness:
+def _check(
+    model: object, ddp: DDPOptions, setup: LocalSetup, balance: Balance | None
+) -> Likeness:
     """Refuse a model that DDP refuses; return what all ranks' models must share."""
     decided = [name for name in _DECIDED_HERE if name in ddp]
     if decided:
@@ -145,6 +167,10 @@ def _check(model: object, ddp: DDPOptions, setup: LocalSetup) -> Likeness:
             "torch synchronises batch norms on accelerators only.",
             "Convert the model only where torch.accelerator.is_available().",
         )
+    if balance is not None:
+        from gpumap.runtime.weights import refuse_options  # noqa: PLC0415 - rare
+
+        refuse_options(ddp)
     return likeness_of(model, ddp)
 
 
@@ -154,9 +180,12 @@ def _wrap(
     device = session.device
     on_cpu = device.type == "cpu"
     import_what_ddp_needs()
-    return DistributedDataParallel(
+    wrapped = DistributedDataParallel(
         model.to(device), device_ids=None if on_cpu else [device.index], **ddp
     )
+    if session.balanced is not None:
+        session.balanced.attach(wrapped)
+    return wrapped
 
 
 def _over(*_: object, **__: object) -> NoReturn:
@@ -168,8 +197,10 @@ def _over(*_: object, **__: object) -> NoReturn:
     )
 
 
-def _let_go(wrapped: DistributedDataParallel) -> None:
+def _let_go(wrapped: DistributedDataParallel, session: Session) -> None:
     """Drop what keeps the group's threads alive: they would abort an exiting Python."""
+    if session.balanced is not None:
+        session.balanced.detach()
     for name in ("reducer", "logger", "process_group"):
         setattr(wrapped, name, None)
     for name in ("forward", "join", "__getstate__"):

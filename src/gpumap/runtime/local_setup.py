@@ -2,10 +2,8 @@
 
 import logging
 import multiprocessing
-import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from datetime import timedelta
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
@@ -15,18 +13,19 @@ from gpumap.detect.launchers import detect_launch, launched_on
 from gpumap.detect.limits import files_of_session, refuse_few_files
 from gpumap.detect.rehearsal import REHEARSAL
 from gpumap.errors import DeviceError, LaunchError, SessionError
+from gpumap.mapping.cpu_shares import CpuShare
 from gpumap.mapping.devices import Node
 from gpumap.mapping.launch import Launch
 from gpumap.mapping.placement import Placement
-from gpumap.mapping.policy import Gpus, Policy, Scores, Strategy, pool_named
+from gpumap.mapping.policy import Policy
 from gpumap.mapping.pool import Pool, can_share
-from gpumap.mapping.seconds import seconds_of, start_seconds
 from gpumap.mapping.visibility import doubt
 from gpumap.rendezvous.rendezvous import store_is_open
+from gpumap.runtime.session_options import SessionOptions
 
 __all__ = [
+    "Decided",
     "LocalSetup",
-    "SessionOptions",
     "default_backend",
     "launch_of_group",
     "prepare",
@@ -41,78 +40,20 @@ _BACKENDS = {"npu": "hccl", "hpu": "hccl", "xpu": "xccl", "cuda": "nccl"}
 
 
 @dataclass(frozen=True)
-class SessionOptions:
-    """The arguments of a session, as the user wrote them.
+class Decided:
+    """What the ranks of a node go by.
 
-    Raises:
-        SessionError: A time is no positive number of seconds.
+    Attributes:
+        pool: The devices that they get.
+        speed: How fast this rank's device is, if that was measured.
+        cpus: The CPUs to bind this rank to, if there are any and it was asked for.
+        together: Whether the ranks met for it.
     """
 
-    strategy: Strategy | None = None
-    gpus: Gpus | None = None
-    scores: Scores | None = None
-    device: str = "auto"
-    backend: str | None = None
-    timeout: float | timedelta | None = None
-    start_timeout: float | timedelta = 300.0
-    end_timeout: float | timedelta = 86_400.0
-    oversubscribe: bool = False
-    launch: Launch | None = None
-    node: Node | None = None
-    environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
-
-    def __post_init__(self) -> None:
-        """Check the times at once, before anything waits for them."""
-        start_seconds("start_timeout", self.start_timeout, self.environ)
-        seconds_of("end_timeout", self.end_timeout)
-        if self.timeout is not None:
-            seconds_of("timeout", self.timeout)
-
-    def check_types(self) -> None:
-        """Check the types of the arguments.
-
-        Raises:
-            SessionError: An argument has another type than it should.
-        """
-        for name, kind in (
-            ("device", str),
-            ("backend", str),
-            ("launch", Launch),
-            ("node", Node),
-        ):
-            value = getattr(self, name)
-            optional = name != "device"
-            if not isinstance(value, kind) and not (optional and value is None):
-                raise SessionError(
-                    f"{name}={value!r} is a {type(value).__name__}.",
-                    "",
-                    f"Pass a {kind.__name__}"
-                    + (
-                        ", or leave it out." if optional else ': "auto", "cuda", "cpu".'
-                    ),
-                )
-
-    @property
-    def pool(self) -> Gpus | None:
-        """The devices named by the session, or else by the environment."""
-        return pool_named(self.gpus, {} if self.device == "cpu" else self.environ)
-
-    @property
-    def start_seconds(self) -> float:
-        """Seconds that the ranks have to come together."""
-        return start_seconds("start_timeout", self.start_timeout, self.environ)
-
-    @property
-    def end_seconds(self) -> float:
-        """Seconds that the ranks have to reach the end after the first one has."""
-        return seconds_of("end_timeout", self.end_timeout)
-
-    @property
-    def group_timeout(self) -> timedelta | None:
-        """How long a collective may take; None for torch's own default."""
-        if self.timeout is None:
-            return None
-        return timedelta(seconds=seconds_of("timeout", self.timeout))
+    pool: Pool
+    speed: float | None = None
+    cpus: CpuShare | None = None
+    together: bool = False
 
 
 @dataclass(frozen=True)
@@ -120,20 +61,29 @@ class LocalSetup:
     """The result of a rank's local set-up.
 
     Attributes:
-        pool: The strategy and its inputs, checked, for this node.
         placement: The device of this rank, and why.
         device: The torch device to use; the CPU in a rehearsal.
         backend: The process group backend for the placement's device.
         rehearsal: The machine pretended, if one is.
         can_share: Whether the backend lets two ranks use one device.
+        decided: What the ranks of this node go by.
+        speed: How fast the device is, if the batch is split by that.
+        most: The most samples of the batch that it can take, if that is bounded.
     """
 
-    pool: Pool
     placement: Placement
     device: torch.device
     backend: str
     rehearsal: str | None
     can_share: bool
+    decided: Decided
+    speed: float | None = None
+    most: int | None = None
+
+    @property
+    def pool(self) -> Pool:
+        """The strategy and its inputs, checked, for this node."""
+        return self.decided.pool
 
     @property
     def node(self) -> Node:
@@ -151,8 +101,14 @@ class LocalSetup:
         return "gloo" if self.rehearsal else self.backend
 
 
-def prepare(options: SessionOptions, launch: Launch) -> LocalSetup:
+def prepare(
+    options: SessionOptions,
+    launch: Launch,
+    decide: Callable[[Policy, Node, Launch], Decided],
+) -> LocalSetup:
     """Find the node, place this rank, check its neighbours, make its device current.
+
+    decide returns which devices the node's ranks get.
 
     Raises:
         DeviceError: A device is asked for that is not there.
@@ -168,23 +124,14 @@ def prepare(options: SessionOptions, launch: Launch) -> LocalSetup:
     node = _node(options, launch)
     if options.launch is None:
         launch = launched_on(node, launch, options.environ)
-    pool = Pool.of(policy, node, launch)
+    decided = decide(policy, node, launch)
+    pool = decided.pool
     placement = pool.place(launch)
     backend = options.backend or default_backend(
         placement.device.kind, rehearsed=rehearsal is not None
     )
     pool.refuse_conflicts(launch, backend, options.environ)
-    if (launch.local_rank or 0) == 0:
-        if idle := pool.idle(launch):
-            level = logging.INFO if policy.gpus is None else logging.WARNING
-            log.log(level, "%s", idle)
-        for sentence in pool.warnings(launch):
-            log.warning("%s", sentence)
-    # A mask that all ranks share is reported by one of them, a rank's own by each.
-    own = launch.devices_bound or not node.devices
-    tells = (own or (launch.local_rank or 0) == 0) and options.device != "cpu"
-    if tells and (slip := doubt(node, options.environ)):
-        log.warning("%s", slip)
+    _log_doubts(options, pool, launch)
     device = _torch_device(placement, rehearsal)
     if rehearsal is None:
         _refuse_a_missing_backend(backend)
@@ -194,7 +141,29 @@ def prepare(options: SessionOptions, launch: Launch) -> LocalSetup:
         # Before anything else, so that no later step opens a context on device 0.
         torch.accelerator.set_device_index(device.index)
     shares = can_share(backend, options.environ)
-    return LocalSetup(pool, placement, device, backend, rehearsal, shares)
+    setup = LocalSetup(placement, device, backend, rehearsal, shares, decided)
+    balance, own = options.balance, placement.device
+    if balance is None:
+        return setup
+    setup = replace(setup, most=balance.most_of(own, pool.node))
+    if launch.world_size == 1:  # it takes the whole batch
+        return setup
+    return replace(setup, speed=balance.speed_of(own, pool.node, decided.speed))
+
+
+def _log_doubts(options: SessionOptions, pool: Pool, launch: Launch) -> None:
+    """Log what works but could be better, on one rank of the node."""
+    if (launch.local_rank or 0) == 0:
+        if idle := pool.idle(launch):
+            level = logging.INFO if pool.policy.gpus is None else logging.WARNING
+            log.log(level, "%s", idle)
+        for sentence in pool.warnings(launch):
+            log.warning("%s", sentence)
+    # A mask that all ranks share is reported by one of them, a rank's own by each.
+    own = launch.devices_bound or not pool.node.devices
+    tells = (own or (launch.local_rank or 0) == 0) and options.device != "cpu"
+    if tells and (slip := doubt(pool.node, options.environ)):
+        log.warning("%s", slip)
 
 
 def launch_of_group(options: SessionOptions) -> Launch:

@@ -27,8 +27,9 @@ from gpumap.runtime.collectives import begun, is_standing, newest, progress
 from gpumap.runtime.communicators import InTime, abort_all
 from gpumap.runtime.forks import outlive
 from gpumap.runtime.group_environment import group_environment
-from gpumap.runtime.local_setup import LocalSetup, SessionOptions
+from gpumap.runtime.local_setup import LocalSetup
 from gpumap.runtime.main_thread import holds_main_thread
+from gpumap.runtime.session_options import SessionOptions
 from gpumap.time_limits import (
     ABORT_RETURNS,
     DESTROY_RETURNS,

@@ -5,13 +5,15 @@ from collections.abc import Callable, Generator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from gpumap.detect.launchers import detect_launch
 from gpumap.errors import RollCallError, SessionError
+from gpumap.mapping.cpu_shares import Bind
+from gpumap.mapping.cpus import cpu_list
 from gpumap.mapping.devices import Node
 from gpumap.mapping.launch import Launch
 from gpumap.mapping.placement import Placement
@@ -24,14 +26,17 @@ from gpumap.runtime.block import Block
 from gpumap.runtime.contexts import Contexts
 from gpumap.runtime.local_setup import (
     LocalSetup,
-    SessionOptions,
     launch_of_group,
     refuse_without_a_rank,
 )
 from gpumap.runtime.process_group import ProcessGroup, refuse_a_dead_group
+from gpumap.runtime.session_options import SessionOptions
 from gpumap.runtime.shutdown import Alone, Shutdown
 from gpumap.runtime.sigterm import Sigterm, Terminated
 from gpumap.runtime.startup import Started, start_up
+
+if TYPE_CHECKING:
+    from gpumap.runtime.balanced_batch import BalancedBatch
 
 __all__ = ["Session", "current", "life_of", "session"]
 
@@ -50,6 +55,7 @@ class Session:
         node: This host and its devices.
         placement: The device of this process, and why; in a rehearsal, pretended.
         store: A torch store that all ranks share, with keys of this session alone.
+        balanced: The batch that the ranks split by their speeds, if they do.
     """
 
     device: torch.device
@@ -57,6 +63,7 @@ class Session:
     node: Node
     placement: Placement
     store: dist.Store
+    balanced: "BalancedBatch | None" = None
 
     @property
     def rank(self) -> int:
@@ -67,6 +74,53 @@ class Session:
     def world_size(self) -> int:
         """Number of processes."""
         return self.launch.world_size
+
+    @property
+    def batch_size(self) -> int:
+        """This rank's share of the batch, in samples.
+
+        Raises:
+            SessionError: The session has no balance.
+        """
+        return self.shares[self.rank]
+
+    @property
+    def shares(self) -> tuple[int, ...]:
+        """Each rank's share of the batch, in samples; together the whole batch.
+
+        Raises:
+            SessionError: The session has no balance.
+        """
+        return self._balanced.shares
+
+    def split(self, total: int) -> tuple[int, ...]:
+        """Return each rank's share of a batch of another size, in the same proportion.
+
+        Raises:
+            SessionError: The session has no balance.
+            PlacementError: There are fewer samples than ranks.
+        """
+        return self._balanced.split(total)
+
+    def rebalance(self) -> None:
+        """Split the batch anew, between epochs, by the speeds of the steps since.
+
+        Every rank calls it; it does nothing unless speeds="adapt".
+
+        Raises:
+            SessionError: The session has no balance.
+        """
+        self._balanced.rebalance()
+
+    @property
+    def _balanced(self) -> "BalancedBatch":
+        if self.balanced is None:
+            raise SessionError(
+                "this session has no batch to split.",
+                "It was opened without balance=….",
+                "Write ddp_session(model, balance=gpumap.Balance(batch=256)).",
+            )
+        return self.balanced
 
 
 _current: list[Session] = []
@@ -83,6 +137,8 @@ def session(
     start_timeout: float | timedelta = 300.0,
     end_timeout: float | timedelta = 86_400.0,
     oversubscribe: bool = False,
+    claim: bool | None = None,
+    bind: Bind | None = None,
     launch: Launch | None = None,
     node: Node | None = None,
 ) -> Block[Session]:
@@ -101,6 +157,8 @@ def session(
         start_timeout=start_timeout,
         end_timeout=end_timeout,
         oversubscribe=oversubscribe,
+        claim=claim,
+        bind=bind,
         launch=launch,
         node=node,
     )
@@ -147,8 +205,8 @@ def life_of(
         )
         if not adopted and options.launch is None:
             refuse_without_a_rank(launch, options.environ)
-        started = start_up(options, launch, check, adopted=adopted)
-        _log_start(started.setup)
+        started = start_up(options, launch, check, stack, adopted=adopted)
+        _begin(started.setup, stack)
         contexts = Contexts(launch.rank, started.setup.device)
         if launch.world_size == 1:
             stack.enter_context(alone(started.me))
@@ -158,7 +216,7 @@ def life_of(
         try:
             with beside(meanwhile):
                 group.form()
-            _current.append(_session(started))
+            _current.append(_session(started, options))
             value = wrap(_current[-1])
             try:
                 yield value
@@ -189,15 +247,36 @@ def life_of(
         ending.close()
 
 
-def _session(started: Started) -> Session:
-    setup = started.setup
+def _session(started: Started, options: SessionOptions) -> Session:
+    setup, balanced = started.setup, None
+    if options.balance is not None:
+        from gpumap.runtime.balanced_batch import BalancedBatch  # noqa: PLC0415 - rare
+
+        balanced = BalancedBatch(options.balance, setup, started.shares)
     return Session(
         device=setup.device,
         launch=setup.launch,
         node=setup.node,
         placement=setup.placement,
         store=dist.PrefixStore("user", started.rendezvous.store),
+        balanced=balanced,
     )
+
+
+def _begin(setup: LocalSetup, stack: ExitStack) -> None:
+    """Log where this rank trains; bind it to CPUs, if that was asked for."""
+    _log_start(setup)
+    share = setup.decided.cpus
+    if share is None:
+        return
+    from gpumap.runtime.binding import bound_to  # noqa: PLC0415 - rare
+
+    rank, cpus = setup.launch.rank, cpu_list(share.cpus)
+    if setup.rehearsal:
+        log.info("rank %d would run on CPUs %s", rank, cpus)
+        return
+    stack.enter_context(bound_to(share.cpus, share.threads))
+    log.info("rank %d runs on CPUs %s", rank, cpus)
 
 
 def _log_start(setup: LocalSetup) -> None:

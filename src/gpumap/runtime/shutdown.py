@@ -26,8 +26,8 @@ from gpumap.rendezvous.store_client import StoreLostError
 from gpumap.runtime.block import at_exit
 from gpumap.runtime.diagnosis import Diagnosis
 from gpumap.runtime.listening import Listener
-from gpumap.runtime.local_setup import SessionOptions
 from gpumap.runtime.process_group import ProcessGroup
+from gpumap.runtime.session_options import SessionOptions
 from gpumap.runtime.startup import Started
 from gpumap.time_limits import (
     CLOSE_GROUPS,

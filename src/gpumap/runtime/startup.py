@@ -2,36 +2,42 @@
 
 import logging
 import os
-import socket
+import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from gpumap.detect.rehearsal import names_a_file
 from gpumap.detect.slurm import at_a_terminal
 from gpumap.errors import RollCallError
-from gpumap.mapping.devices import Device
+from gpumap.mapping.balance import Balance
+from gpumap.mapping.devices import Device, Node
 from gpumap.mapping.identity import Identity, identity_of
 from gpumap.mapping.launch import Launch
+from gpumap.mapping.policy import Policy
+from gpumap.mapping.pool import Pool
 from gpumap.notes import note
-from gpumap.rendezvous.members import Member, Terms
+from gpumap.rendezvous.members import Member, Split, Terms
 from gpumap.rendezvous.messages import described
 from gpumap.rendezvous.model_digest import Likeness
 from gpumap.rendezvous.peers import Peers
 from gpumap.rendezvous.procfs import boot_id, file_space, pid_space
-from gpumap.rendezvous.rendezvous import Rendezvous, meet, meet_in_group
+from gpumap.rendezvous.rendezvous import Rendezvous
 from gpumap.rendezvous.roll_call import roll_call, withdraw
 from gpumap.rendezvous.store_client import StoreLostError
-from gpumap.runtime.local_setup import LocalSetup, SessionOptions, prepare
+from gpumap.runtime.local_setup import Decided, LocalSetup, prepare
+from gpumap.runtime.meeting import Meeting, peers_of, unplaced
+from gpumap.runtime.session_options import SessionOptions
 from gpumap.time_limits import TELL_THE_OTHERS
 
 __all__ = ["Started", "start_up"]
 
 log = logging.getLogger(__name__)
 
-# Enough for any machine; a rehearsal may pretend more ranks on one.
-_MOST_NEIGHBOURS = 256
+# What of start_timeout the roll call has at least, after a node has decided.
+_LEAST = 0.1
 
 
 @dataclass(frozen=True)
@@ -44,6 +50,7 @@ class Started:
         me: This rank, as it described itself to the others.
         host: The other rank that hosts the store, if one does.
         neighbours: The other ranks of this node, as far as they are known.
+        shares: Each rank's samples of the batch, if the ranks split one.
     """
 
     setup: LocalSetup
@@ -51,31 +58,39 @@ class Started:
     me: Member
     host: Member | None
     neighbours: Sequence[Member]
+    shares: tuple[int, ...]
 
     def peers(self, patience: float) -> Peers:
         """Return all ranks, on a new connection, as Rendezvous.connect opens it."""
-        return _peers(self.rendezvous, self.setup.launch, self.me, patience)
+        return peers_of(self.rendezvous, self.setup.launch, self.me, patience)
 
 
 def start_up(
     options: SessionOptions,
     launch: Launch,
     check: Callable[[LocalSetup], Likeness],
+    held: ExitStack,
     *,
     adopted: bool,
 ) -> Started:
     """Prepare this rank, meet the others, call the roll; return once all ranks agree.
 
-    check returns what all ranks' models must share, and may refuse to start; adopted
-    tells whether a process group exists already, whose store is used.
+    check returns what all ranks' models must share, and may refuse to start; held keeps
+    what the session holds until it ends; adopted tells whether a process group exists
+    already, whose store is used.
     """
-    setup, likeness = _prepare_or_withdraw(options, launch, check, adopted=adopted)
-    rendezvous = _meet(launch, options.start_seconds, options, adopted=adopted)
+    meeting = Meeting(options, launch, adopted=adopted)
+    began = time.monotonic()
+    setup, likeness = _prepare_or_withdraw(options, launch, check, meeting, held)
+    seconds = options.start_seconds
+    if setup.decided.together:
+        seconds = max(seconds - (time.monotonic() - began), _LEAST * seconds)
+    rendezvous = meeting.opened(seconds)
     me = _member(setup, options)
     try:
-        peers = _peers(rendezvous, launch, me, options.start_seconds)
+        peers = meeting.peers(me, seconds)
         with closing(peers.store):
-            _call_the_roll(options, setup, peers, likeness)
+            shares = _call_the_roll(options, setup, peers, likeness, seconds)
             others = [peers.member(rank) for rank in peers.here if rank != me.rank]
             host = None if peers.host is None else peers.member(peers.host)
     except StoreLostError as error:
@@ -85,80 +100,65 @@ def start_up(
             "See what it says.",
             (0,),
         ) from None
-    return Started(setup, rendezvous, me, None if host == me else host, others)
-
-
-def neighbours_of(launch: Launch) -> Sequence[int]:
-    """Return the ranks of this node, as far as they are known."""
-    if launch.node_ranks is not None:
-        return launch.node_ranks[:_MOST_NEIGHBOURS]
-    here = min(launch.world_size, _MOST_NEIGHBOURS)
-    return range(here) if launch.one_node else (launch.rank,)
-
-
-def _node_of(launch: Launch) -> int | None:
-    """Return this node's rank, if it is certain."""
-    return 0 if launch.one_node else launch.node_rank
+    return Started(setup, rendezvous, me, None if host == me else host, others, shares)
 
 
 def _prepare_or_withdraw(
     options: SessionOptions,
     launch: Launch,
     check: Callable[[LocalSetup], Likeness],
-    *,
-    adopted: bool,
+    meeting: Meeting,
+    held: ExitStack,
 ) -> tuple[LocalSetup, Likeness]:
     """Do the local set-up; if it fails, tell the other ranks, so that they fail too."""
     try:
-        setup = prepare(options, launch)
+        setup = prepare(options, launch, partial(_decided, options, meeting, held))
         return setup, check(setup)
     except Exception as error:
         if launch.world_size > 1:
-            _tell_the_others(options, launch, error, adopted=adopted)
+            _tell_the_others(options, launch, error, meeting)
         raise
 
 
+def _decided(
+    options: SessionOptions,
+    meeting: Meeting,
+    held: ExitStack,
+    policy: Policy,
+    node: Node,
+    launch: Launch,
+) -> Decided:
+    """Return which devices the ranks of this node get.
+
+    What stays the same while ranks look is worked out by each for itself. What changes,
+    or depends on the other ranks, is decided by one of them: who uses a device, what a
+    user's function says, a measurement, a claim, CPUs.
+    """
+    asked = options.claims or options.bind or options.measures
+    if not asked and not policy.varies:
+        return Decided(Pool.of(policy, node, launch))
+    # Only who asks for it pays for the import.
+    from gpumap.runtime.pool_decision import PoolDecision  # noqa: PLC0415
+
+    return PoolDecision(options, meeting, held).of(policy, node, launch)
+
+
 def _tell_the_others(
-    options: SessionOptions, launch: Launch, error: Exception, *, adopted: bool
+    options: SessionOptions, launch: Launch, error: Exception, meeting: Meeting
 ) -> None:
-    # The whole error is raised once the other ranks know.
-    happened = described(error).partition("\n")[0]
-    log.error("rank %d cannot start, and tells the others: %s", launch.rank, happened)
+    if not isinstance(error, RollCallError):
+        # The whole error is raised once the other ranks know.
+        happened = described(error).partition("\n")[0]
+        log.error(
+            "rank %d cannot start, and tells the others: %s", launch.rank, happened
+        )
     seconds = min(options.start_seconds, TELL_THE_OTHERS)
-    me = Member(
-        rank=launch.rank,
-        hostname=socket.gethostname(),
-        pid=os.getpid(),
-        device="",
-        pid_space=pid_space(),
-    )
     try:
-        rendezvous = _meet(launch, seconds, options, adopted=adopted)
-        peers = _peers(rendezvous, launch, me, seconds)
+        peers = meeting.peers(unplaced(launch), seconds)
         with closing(peers.store):
             withdraw(peers, error, seconds)
     except Exception as failure:  # noqa: BLE001 - the error itself is what matters
         note(error, f"gpumap: the other ranks could not be told: {described(failure)}")
-
-
-def _peers(
-    rendezvous: Rendezvous, launch: Launch, me: Member, patience: float
-) -> Peers:
-    return Peers(
-        store=rendezvous.connect(patience),
-        me=me,
-        world_size=launch.world_size,
-        host=rendezvous.host,
-        here=neighbours_of(launch),
-    )
-
-
-def _meet(
-    launch: Launch, seconds: float, options: SessionOptions, *, adopted: bool
-) -> Rendezvous:
-    if adopted:
-        return meet_in_group()
-    return meet(launch, seconds, options.environ)
 
 
 def _member(setup: LocalSetup, options: SessionOptions) -> Member:
@@ -173,7 +173,15 @@ def _member(setup: LocalSetup, options: SessionOptions) -> Member:
         rehearsal=_machine(setup),
         hint=_hint(setup),
         pid_space=pid_space(),
+        speed=setup.speed,
+        most=setup.most,
     )
+
+
+def _split(balance: Balance | None) -> Split | None:
+    if balance is None:
+        return None
+    return Split(batch=balance.batch, minimum=balance.minimum, how=balance.how)
 
 
 def _sight(setup: LocalSetup, options: SessionOptions) -> str:
@@ -255,12 +263,18 @@ def _without_shared_names(setup: LocalSetup) -> Device:
     return device.model_copy(update={"uuid": None, "pci_bus_id": None})
 
 
+def _node_of(launch: Launch) -> int | None:
+    """Return this node's rank, if it is certain."""
+    return 0 if launch.one_node else launch.node_rank
+
+
 def _call_the_roll(
     options: SessionOptions,
     setup: LocalSetup,
     peers: Peers,
     likeness: Likeness,
-) -> None:
+    seconds: float,
+) -> tuple[int, ...]:
     launch = setup.launch
     terms = Terms(
         world_size=launch.world_size,
@@ -271,12 +285,13 @@ def _call_the_roll(
         strategy=setup.pool.policy.name,
         ddp=dict(likeness.options),
         model=likeness.digest,
+        split=_split(options.balance),
     )
     try:
-        roll_call(
+        return roll_call(
             peers,
             terms,
-            options.start_seconds,
+            seconds,
             rows=likeness.rows,
             node=_node_of(launch),
             remark=at_a_terminal(options.environ) if launch.launcher == "Slurm" else "",

@@ -1,0 +1,264 @@
+"""The pool of a node's ranks: worked out by each alone, or decided once for all."""
+
+import logging
+import socket
+import time
+from collections.abc import Callable, Collection, Generator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+
+from gpumap.detect.claims import CLAIMS, Claims, claims_folder, holder_of
+from gpumap.detect.cpus import allowed_cpus, bound_cpus, with_cpus
+from gpumap.detect.measure import measure
+from gpumap.detect.rehearsal import REHEARSAL
+from gpumap.detect.tenants import with_tenants
+from gpumap.errors import PlacementError, RollCallError
+from gpumap.mapping.balance import number_of
+from gpumap.mapping.cpu_shares import shares_of_cpus
+from gpumap.mapping.cpu_topology import CpuTopology
+from gpumap.mapping.cpus import (
+    cpu_list,
+    cpus_beside,
+    near_cpus,
+    no_cpus,
+    parse_cpu_list,
+)
+from gpumap.mapping.devices import CPU, Device, Node
+from gpumap.mapping.identity import lasting_name
+from gpumap.mapping.launch import Launch
+from gpumap.mapping.policy import Policy
+from gpumap.mapping.pool import Pool
+from gpumap.rendezvous.node_decision import Decision, Facts, NodeRanks
+from gpumap.rendezvous.procfs import boot_id
+from gpumap.rendezvous.store_client import StoreLostError
+from gpumap.runtime.local_setup import Decided
+from gpumap.runtime.meeting import Meeting, unplaced
+from gpumap.runtime.session_options import SessionOptions
+
+__all__ = ["PoolDecision"]
+
+log = logging.getLogger(__name__)
+
+# One job at a time looks for free devices and claims them, for as long as that may take
+# another: two that take the same rest by turns would both find too few.
+_GATE, _OTHERS_LOOK, _PAUSE = "looking", 5.0, 0.01
+
+
+class PoolDecision:
+    """Decides which devices the ranks of this node get, by local rank 0 for all.
+
+    A rank decides for itself if nobody else can see its devices, or if its launcher
+    does not tell how many processes the node runs.
+    """
+
+    def __init__(
+        self, options: SessionOptions, meeting: Meeting, held: ExitStack
+    ) -> None:
+        """Decide for a session; held keeps its claims until it ends."""
+        self._options = options
+        self._meeting = meeting
+        self._held = held
+
+    def of(self, policy: Policy, node: Node, launch: Launch) -> Decided:
+        """Return what the ranks of this node go by; raise what Pool.of raises.
+
+        Raises:
+            RollCallError: A rank of this node did not come, or cannot start.
+            PlacementError: A device is claimed by another job; or bind is "exclusive",
+                and a rank has no CPU of its own.
+        """
+        bind, rehearsed = self._options.bind, self._options.environ.get(REHEARSAL)
+        if (bind or policy.strategy == "closest") and not rehearsed:
+            node = with_cpus(node)
+        mine = Facts(
+            member=unplaced(launch),
+            launch=launch,
+            bound=cpu_list(bound_cpus()),
+            allowed=None if rehearsed else cpu_list(allowed_cpus()),
+        )
+        alone = launch.world_size == 1 or launch.local_rank is None
+        ranks = 1 if alone else launch.local_world_size or 1
+        together = ranks > 1 and (bind is not None or not launch.devices_bound)
+        if ranks > 1 and not launch.devices_bound:
+            decision = self._together(
+                mine, ranks, lambda facts: self._decide(policy, node, facts)[1]
+            )
+            pool = Pool.dealt(policy, node, launch, decision.devices)
+        else:
+            pool, decision = self._decide(policy, node, [mine])
+            if together:
+                mine = mine.model_copy(update={"beside": decision.beside[0]})
+                own = self._together(mine, ranks, _all_beside)
+                decision = decision.model_copy(update={"beside": own.beside})
+        # A rank that has decided for itself is the only one in its decision.
+        told = launch.local_rank or 0
+        speed = (
+            decision.speeds[told % len(decision.speeds)] if decision.speeds else None
+        )
+        if bind is None:
+            return Decided(pool, speed, None, together)
+        beside = [parse_cpu_list(cpus) for cpus in decision.beside]
+        topology = node.cpus or CpuTopology()
+        share = shares_of_cpus(beside, topology, bind)[told % len(beside)]
+        if not share.cpus:
+            allowed = parse_cpu_list(mine.allowed or "")
+            error = no_cpus(pool.device_of(launch), topology, allowed)
+            if bind == "exclusive":
+                raise error
+            log.warning("%s", " ".join(str(error).split("\n")))
+        return Decided(pool, speed, share if share.cpus else None, together)
+
+    def _together(
+        self,
+        mine: Facts,
+        ranks: int,
+        decide: Callable[[Sequence[Facts]], Decision],
+    ) -> Decision:
+        launch, seconds = mine.launch, self._options.start_seconds
+        certain = 0 if launch.one_node else launch.node_rank
+        host = f"{socket.gethostname()} {boot_id()}"
+        try:
+            peers = self._meeting.peers(mine.member, seconds)
+            with closing(peers.store):
+                here = NodeRanks(
+                    peers=peers,
+                    node=host if certain is None else str(certain),
+                    local_rank=launch.local_rank or 0,
+                    local_world_size=ranks,
+                    seconds=seconds,
+                )
+                return here.decide(mine, decide)
+        except StoreLostError as error:
+            raise RollCallError(
+                f"{self._meeting.opened(seconds).keeper} went before the roll call.",
+                f"{error}.",
+                "See what it says.",
+                (0,),
+            ) from None
+
+    def _decide(
+        self, policy: Policy, node: Node, facts: Sequence[Facts]
+    ) -> tuple[Pool, Decision]:
+        """Decide by what is seen now, and by what the node's ranks say."""
+        options = self._options
+        bound = tuple(parse_cpu_list(one.bound) for one in facts)
+        first = facts[0].launch.model_copy(update={"node_cpus": bound})
+        with ExitStack() as looking:
+            folder = claims_folder(options.environ) if options.claims else None
+            if folder is not None:
+                looking.enter_context(_turn(folder))
+            if policy.strategy == "idle":
+                ours = {one.member.pid for one in facts}
+                node = _without(ours, with_tenants(node, options.environ))
+                node = _with_claims(node, folder)
+            pool = Pool.of(policy, node, first)
+            devices = [pool.device_of(one.launch) for one in facts]
+            chosen = [d for d in dict.fromkeys(devices) if pool.devices]
+            if log.isEnabledFor(logging.DEBUG):
+                log.debug(
+                    "gpumap.place(launch, node, strategy=%r, …) decides on %s by\n"
+                    "launch=%s\nnode=%s",
+                    policy.name,
+                    ", ".join(map(str, devices)),
+                    first.model_dump_json(),
+                    node.model_dump_json(),
+                )
+            if folder is not None:
+                self._claim(chosen, node, folder)
+        topology = node.cpus or CpuTopology()
+        return pool, Decision(
+            devices=tuple(lasting_name(d, node) for d in devices if pool.devices),
+            speeds=self._measured(devices, node) if options.measures else (),
+            beside=tuple(
+                cpu_list(_beside(device, topology, one.allowed))
+                for device, one in zip(devices, facts, strict=True)
+            )
+            if options.bind
+            else (),
+        )
+
+    def _claim(self, devices: Sequence[Device], node: Node, folder: Path) -> None:
+        claims = self._held.enter_context(Claims(folder))
+        for device in devices:
+            name = _claimed_as(device, node)
+            if not claims.take(name):
+                holder = holder_of(folder, name)
+                raise PlacementError(
+                    f"{device} on {node.hostname} is claimed by another job.",
+                    f"{folder}: by {holder or 'one that has just ended'}.",
+                    "Wait for it, name other devices in gpus=[…], or let "
+                    'strategy="idle" choose. claim=False takes a device whoever has '
+                    "claimed it.",
+                )
+
+    def _measured(self, devices: Sequence[Device], node: Node) -> tuple[float, ...]:
+        found = measure(devices=sorted({d.index for d in devices if d is not CPU}))
+        return tuple(number_of(found, device, node, "speeds") for device in devices)
+
+
+def _beside(
+    device: Device, topology: CpuTopology, allowed: str | None
+) -> tuple[int, ...]:
+    """Return the CPUs beside a device; in a rehearsal this machine's do not count."""
+    if allowed is None:
+        return near_cpus(device, topology)
+    return cpus_beside(device, topology, parse_cpu_list(allowed))
+
+
+def _all_beside(facts: Sequence[Facts]) -> Decision:
+    return Decision(beside=tuple(one.beside for one in facts))
+
+
+def _without(pids: Collection[int], node: Node) -> Node:
+    """Return the node without this job's own processes among its devices' tenants."""
+    devices = tuple(
+        d.model_copy(
+            update={"tenants": tuple(t for t in d.tenants if t.pid not in pids)}
+        )
+        if d.tenants
+        else d
+        for d in node.devices
+    )
+    return node.model_copy(update={"devices": devices})
+
+
+def _with_claims(node: Node, folder: Path | None) -> Node:
+    """Return the node with the holders of claims among its devices' tenants."""
+    if folder is None:
+        return node
+    holders = {d.index: holder_of(folder, _claimed_as(d, node)) for d in node.devices}
+    devices = tuple(
+        d.model_copy(update={"tenants": (*(d.tenants or ()), holder)})
+        if (holder := holders[d.index])
+        else d
+        for d in node.devices
+    )
+    return node.model_copy(update={"devices": devices})
+
+
+def _claimed_as(device: Device, node: Node) -> str:
+    """Return the name that every process of the machine claims a device by."""
+    name = lasting_name(device, node)
+    if isinstance(name, str):
+        return name
+    physical = device.index if device.physical_index is None else device.physical_index
+    return f"{device.kind}:{physical}"
+
+
+@contextmanager
+def _turn(folder: Path) -> Generator[None, None, None]:
+    """Wait until no other job looks, within bounds, and let none look meanwhile."""
+    end = time.monotonic() + _OTHERS_LOOK
+    with Claims(folder) as gate:
+        while not gate.take(_GATE):
+            if time.monotonic() > end:
+                log.warning(
+                    "%s looks for devices for more than %.0f s (%s=%s); not waiting",
+                    holder_of(folder, _GATE) or "another job",
+                    _OTHERS_LOOK,
+                    CLAIMS,
+                    folder,
+                )
+                break
+            time.sleep(_PAUSE)
+        yield
