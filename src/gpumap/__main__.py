@@ -17,12 +17,11 @@ from gpumap.detect.tenants import with_tenants
 from gpumap.errors import DeviceError, GpumapError
 from gpumap.mapping.base import FrozenModel
 from gpumap.mapping.bound import bound
-from gpumap.mapping.cpu_shares import Bind
 from gpumap.mapping.device_refs import DeviceRef, refs_of
 from gpumap.mapping.devices import Node, one_per_gpu
 from gpumap.mapping.launch import Launch, store_address
 from gpumap.mapping.placement import Placement
-from gpumap.mapping.policy import Policy, Scores, StrategyName, pool_named
+from gpumap.mapping.policy import Bind, Policy, Scores, StrategyName, pool_named
 from gpumap.mapping.pool import Pool
 from gpumap.mapping.ranks import RankLayout
 from gpumap.mapping.tables import device_table, link_table, placement_table

@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpumap.errors import PlacementError
-from gpumap.mapping.cpu_shares import Bind, CpuShare, shares_of_cpus
+from gpumap.mapping.cpu_shares import CpuShare, shares_of_cpus
 from gpumap.mapping.cpu_topology import CpuTopology
 from gpumap.mapping.cpus import cpu_list, cpus_beside, parse_cpu_list
+from gpumap.mapping.policy import Bind
 from helpers.cpus import machine
 
 

@@ -267,16 +267,30 @@ def test_the_sessions_store_has_keys_of_the_users_own() -> None:
         ({"device": None}, "device=None is a NoneType."),
         ({"launch": {}}, "launch={} is a dict."),
         ({"node": 3}, "node=3 is a int."),
+        ({"claim": "yes"}, "claim='yes' is a str."),
+        ({"bind": "NUMA"}, "bind='NUMA' is unknown."),
+        ({"bind": True}, "bind=True is unknown."),
         ({"timeout": 1e10}, "timeout=10000000000.0 is not a time."),
         ({"start_timeout": 10**400}, f"start_timeout={10**400} is not a time."),
     ],
-    ids=["backend", "device", "no device", "launch", "node", "long", "longer"],
+    ids=[
+        *("backend", "device", "no device", "launch", "node"),
+        *("claim", "numa", "true", "long", "longer"),
+    ],
 )
 def test_arguments_of_another_type_are_told(how: dict[str, Any], said: str) -> None:
     """An argument of a wrong type or size is a SessionError that quotes it."""
     with pytest.raises(gpumap.SessionError) as caught, gpumap.session(**how):
         pass
     assert caught.value.happened == said
+
+
+def test_a_balance_of_another_type_is_told() -> None:
+    """A number is no Balance."""
+    batch: Any = 256
+    wrapped = gpumap.ddp_session(nn.Linear(1, 1), balance=batch)
+    with pytest.raises(gpumap.SessionError, match="balance=256 is a int"), wrapped:
+        pass
 
 
 def test_a_rehearsed_machine_must_have_the_device(

@@ -2,11 +2,12 @@
 
 from collections.abc import Collection, Sequence
 
-from gpumap.mapping.cpu_shares import Bind, shares_of_cpus
+from gpumap.mapping.cpu_shares import shares_of_cpus
 from gpumap.mapping.cpu_topology import CpuTopology
 from gpumap.mapping.cpus import cpus_beside, near_cpus
 from gpumap.mapping.devices import Node
 from gpumap.mapping.placement import Placement
+from gpumap.mapping.policy import Bind
 
 __all__ = ["bound"]
 

@@ -2,17 +2,15 @@
 
 from collections.abc import Sequence
 from itertools import combinations
-from typing import Literal
 
 from gpumap.errors import PlacementError
 from gpumap.mapping.base import FrozenModel, Index
 from gpumap.mapping.cpu_topology import CpuTopology, cores_of
 from gpumap.mapping.cpus import cpu_list
+from gpumap.mapping.policy import Bind
 from gpumap.words import plural
 
-__all__ = ["Bind", "CpuShare", "shares_of_cpus"]
-
-Bind = Literal["numa", "exclusive"]
+__all__ = ["CpuShare", "shares_of_cpus"]
 
 
 class CpuShare(FrozenModel):

@@ -4,12 +4,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from gpumap.errors import LaunchError
-from gpumap.mapping.bound import bound
-from gpumap.mapping.cpu_shares import Bind
 from gpumap.mapping.devices import Node
 from gpumap.mapping.launch import Launch
 from gpumap.mapping.placement import Conflict, Placement, shared_devices
-from gpumap.mapping.policy import Gpus, Policy, Scores, Strategy
+from gpumap.mapping.policy import Bind, Gpus, Policy, Scores, Strategy
 from gpumap.mapping.pool import Pool
 from gpumap.mapping.ranks import Distribution, RankLayout
 from gpumap.mapping.tables import placement_table
@@ -87,6 +85,8 @@ class Plan(Sequence[Placement]):
 
     def _bound(self, node_rank: int) -> list[Placement]:
         """Return the placements of a node's ranks, with the CPUs of each."""
+        from gpumap.mapping.bound import bound  # noqa: PLC0415 - who asks for it pays
+
         assert self.bind is not None  # noqa: S101 - for the type checkers
         if node_rank not in self._bounds:
             pool, ranks = self._pool(node_rank), self.layout.ranks_of(node_rank)

@@ -12,6 +12,7 @@ from gpumap.notes import note
 
 __all__ = [
     "GPUS",
+    "Bind",
     "Gpus",
     "Policy",
     "Scores",
@@ -31,6 +32,7 @@ GPUS = "GPUMAP_GPUS"
 StrategyName = Literal[
     "local_rank", "explicit", "modulo", "scored", "linked", "idle", "closest"
 ]
+Bind = Literal["numa", "exclusive"]
 Strategy = StrategyName | Callable[[Launch, Node], Device | DeviceRef]
 # Mapping is invariant in its keys, so type checkers need each kind of key by itself.
 Gpus = (

@@ -6,10 +6,7 @@ from typing import Literal
 
 from gpumap.errors import LaunchError
 from gpumap.mapping.best_links import best_linked
-from gpumap.mapping.closest import closest_devices
-from gpumap.mapping.cpu_topology import CpuTopology
 from gpumap.mapping.devices import Device, Node
-from gpumap.mapping.idle import idlest
 from gpumap.mapping.launch import Launch
 
 __all__ = ["STRATEGIES"]
@@ -57,12 +54,17 @@ def _best_linked(
 def _idle(
     launch: Launch, allowed: Devices, node: Node, _scores: Mapping[int, float]
 ) -> Devices:
+    from gpumap.mapping.idle import idlest  # noqa: PLC0415 - who asks for it pays
+
     return idlest(launch, allowed, node, _processes(launch, "idle"))
 
 
 def _closest(
     launch: Launch, allowed: Devices, node: Node, _scores: Mapping[int, float]
 ) -> Devices:
+    from gpumap.mapping.closest import closest_devices  # noqa: PLC0415 - as above
+    from gpumap.mapping.cpu_topology import CpuTopology  # noqa: PLC0415
+
     bound = launch.node_cpus
     if bound is None or len(bound) != _processes(launch, "closest"):
         raise LaunchError(

@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Sequence
 
 from gpumap.errors import PlacementError, RollCallError
-from gpumap.mapping.batches import split_batch
 from gpumap.rendezvous import keys
 from gpumap.rendezvous.members import Member, Signed, Stranger, Terms, named
 from gpumap.rendezvous.messages import Reminder
@@ -121,6 +120,8 @@ def _go(peers: Peers, terms: Terms) -> Verdict:
     """Return the verdict once all ranks have come: go, if the batch can be split."""
     if terms.split is None:
         return Verdict()
+    from gpumap.mapping.batches import split_batch  # noqa: PLC0415 - who asks pays
+
     members = [peers.member(rank) for rank in range(peers.world_size)]
     try:
         shares = split_batch(

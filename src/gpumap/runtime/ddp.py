@@ -2,7 +2,7 @@
 
 from datetime import timedelta
 from importlib import import_module
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -10,17 +10,18 @@ from typing_extensions import Unpack
 
 from gpumap.errors import SessionError
 from gpumap.loading import without_collection
-from gpumap.mapping.balance import Balance
-from gpumap.mapping.cpu_shares import Bind
 from gpumap.mapping.devices import Node
 from gpumap.mapping.launch import Launch
-from gpumap.mapping.policy import Gpus, Scores, Strategy
+from gpumap.mapping.policy import Bind, Gpus, Scores, Strategy
 from gpumap.rendezvous.model_digest import Likeness, likeness_of
 from gpumap.runtime.block import Block
 from gpumap.runtime.ddp_options import DDPOptions
 from gpumap.runtime.local_setup import LocalSetup
 from gpumap.runtime.session import Session, current, life_of
 from gpumap.runtime.session_options import SessionOptions
+
+if TYPE_CHECKING:
+    from gpumap.mapping.balance import Balance
 
 __all__ = ["ddp_session", "import_what_ddp_needs"]
 
@@ -49,7 +50,7 @@ def ddp_session(
     bind: Bind | None = None,
     launch: Launch | None = None,
     node: Node | None = None,
-    balance: Balance | None = None,
+    balance: "Balance | None" = None,
     **ddp: Unpack[DDPOptions],
 ) -> Block[DistributedDataParallel]:
     """Open a session around a model and yield it as DistributedDataParallel.
@@ -137,7 +138,7 @@ def import_what_ddp_needs() -> None:
 
 
 def _check(
-    model: object, ddp: DDPOptions, setup: LocalSetup, balance: Balance | None
+    model: object, ddp: DDPOptions, setup: LocalSetup, balance: "Balance | None"
 ) -> Likeness:
     """Refuse a model that DDP refuses; return what all ranks' models must share."""
     decided = [name for name in _DECIDED_HERE if name in ddp]

@@ -4,6 +4,7 @@ import logging
 import multiprocessing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -13,7 +14,6 @@ from gpumap.detect.launchers import detect_launch, launched_on
 from gpumap.detect.limits import files_of_session, refuse_few_files
 from gpumap.detect.rehearsal import REHEARSAL
 from gpumap.errors import DeviceError, LaunchError, SessionError
-from gpumap.mapping.cpu_shares import CpuShare
 from gpumap.mapping.devices import Node
 from gpumap.mapping.launch import Launch
 from gpumap.mapping.placement import Placement
@@ -22,6 +22,9 @@ from gpumap.mapping.pool import Pool, can_share
 from gpumap.mapping.visibility import doubt
 from gpumap.rendezvous.rendezvous import store_is_open
 from gpumap.runtime.session_options import SessionOptions
+
+if TYPE_CHECKING:
+    from gpumap.mapping.cpu_shares import CpuShare
 
 __all__ = [
     "Decided",
@@ -52,7 +55,7 @@ class Decided:
 
     pool: Pool
     speed: float | None = None
-    cpus: CpuShare | None = None
+    cpus: "CpuShare | None" = None
     together: bool = False
 
 

@@ -12,12 +12,10 @@ import torch.distributed as dist
 
 from gpumap.detect.launchers import detect_launch
 from gpumap.errors import RollCallError, SessionError
-from gpumap.mapping.cpu_shares import Bind
-from gpumap.mapping.cpus import cpu_list
 from gpumap.mapping.devices import Node
 from gpumap.mapping.launch import Launch
 from gpumap.mapping.placement import Placement
-from gpumap.mapping.policy import Gpus, Scores, Strategy
+from gpumap.mapping.policy import Bind, Gpus, Scores, Strategy
 from gpumap.rendezvous.model_digest import Likeness
 from gpumap.rendezvous.store_client import StoreLostError
 from gpumap.runtime.alone import alone
@@ -269,7 +267,8 @@ def _begin(setup: LocalSetup, stack: ExitStack) -> None:
     share = setup.decided.cpus
     if share is None:
         return
-    from gpumap.runtime.binding import bound_to  # noqa: PLC0415 - rare
+    from gpumap.mapping.cpus import cpu_list  # noqa: PLC0415 - who asks for it pays
+    from gpumap.runtime.binding import bound_to  # noqa: PLC0415
 
     rank, cpus = setup.launch.rank, cpu_list(share.cpus)
     if setup.rehearsal:

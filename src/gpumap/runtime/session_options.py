@@ -4,14 +4,16 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import TYPE_CHECKING, get_args
 
 from gpumap.errors import SessionError
-from gpumap.mapping.balance import Balance
-from gpumap.mapping.cpu_shares import Bind
 from gpumap.mapping.devices import Node
 from gpumap.mapping.launch import Launch
-from gpumap.mapping.policy import Gpus, Scores, Strategy, pool_named
+from gpumap.mapping.policy import Bind, Gpus, Scores, Strategy, pool_named
 from gpumap.mapping.seconds import seconds_of, start_seconds
+
+if TYPE_CHECKING:
+    from gpumap.mapping.balance import Balance
 
 __all__ = ["SessionOptions"]
 
@@ -37,7 +39,7 @@ class SessionOptions:
     bind: Bind | None = None
     launch: Launch | None = None
     node: Node | None = None
-    balance: Balance | None = None
+    balance: "Balance | None" = None
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
 
     def __post_init__(self) -> None:
@@ -53,25 +55,30 @@ class SessionOptions:
         Raises:
             SessionError: An argument has another type than it should.
         """
-        for name, kind in (
-            ("device", str),
-            ("backend", str),
-            ("launch", Launch),
-            ("node", Node),
-            ("claim", bool),
-            ("balance", Balance),
-        ):
-            value = getattr(self, name)
-            optional = name != "device"
-            if not isinstance(value, kind) and not (optional and value is None):
-                raise SessionError(
-                    f"{name}={value!r} is a {type(value).__name__}.",
-                    "",
-                    f"Pass a {kind.__name__}"
-                    + (
-                        ", or leave it out." if optional else ': "auto", "cuda", "cpu".'
-                    ),
-                )
+        kinds = {"device": str, "backend": str, "launch": Launch, "node": Node}
+        for name, kind in (kinds | {"claim": bool}).items():
+            self._refuse_another_type(name, kind)
+        if self.balance is not None:
+            from gpumap.mapping.balance import Balance  # noqa: PLC0415 - who asks pays
+
+            self._refuse_another_type("balance", Balance)
+        if self.bind not in (None, *get_args(Bind)):
+            raise SessionError(
+                f"bind={self.bind!r} is unknown.",
+                f"There are {' and '.join(map(repr, get_args(Bind)))}.",
+                "Write one of these, or leave it out.",
+            )
+
+    def _refuse_another_type(self, name: str, kind: type) -> None:
+        value = getattr(self, name)
+        optional = name != "device"
+        if not isinstance(value, kind) and not (optional and value is None):
+            raise SessionError(
+                f"{name}={value!r} is a {type(value).__name__}.",
+                "",
+                f"Pass a {kind.__name__}"
+                + (", or leave it out." if optional else ': "auto", "cuda", "cpu".'),
+            )
 
     @property
     def claims(self) -> bool:

@@ -8,11 +8,11 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpumap.detect.rehearsal import names_a_file
 from gpumap.detect.slurm import at_a_terminal
 from gpumap.errors import RollCallError
-from gpumap.mapping.balance import Balance
 from gpumap.mapping.devices import Device, Node
 from gpumap.mapping.identity import Identity, identity_of
 from gpumap.mapping.launch import Launch
@@ -31,6 +31,9 @@ from gpumap.runtime.local_setup import Decided, LocalSetup, prepare
 from gpumap.runtime.meeting import Meeting, peers_of, unplaced
 from gpumap.runtime.session_options import SessionOptions
 from gpumap.time_limits import TELL_THE_OTHERS
+
+if TYPE_CHECKING:
+    from gpumap.mapping.balance import Balance
 
 __all__ = ["Started", "start_up"]
 
@@ -178,7 +181,7 @@ def _member(setup: LocalSetup, options: SessionOptions) -> Member:
     )
 
 
-def _split(balance: Balance | None) -> Split | None:
+def _split(balance: "Balance | None") -> Split | None:
     if balance is None:
         return None
     return Split(batch=balance.batch, minimum=balance.minimum, how=balance.how)
