@@ -140,7 +140,16 @@ def bench(session: nox.Session) -> None:
     """Print the benchmarks' tables; one alone, with options, after --."""
     wanted = (".[bench]", "numpy", "ninja", "pytest", "setuptools")
     session.install("-c", "constraints.txt", "-e", *wanted)
-    scripts = ("allreduce", "scale", "overhead", "exits", "launch", "soak", "start")
+    scripts = (
+        "allreduce",
+        "scale",
+        "overhead",
+        "exits",
+        "launch",
+        "soak",
+        "start",
+        "balance",
+    )
     for command in [session.posargs] if session.posargs else [[s] for s in scripts]:
         session.run("python", f"benchmarks/{command[0]}.py", *command[1:])
 

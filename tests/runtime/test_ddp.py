@@ -215,6 +215,7 @@ def test_the_device_is_current_before_the_group_and_the_wrap(
         calls.append(("move", str(device)))
         return model
 
+    ddp.import_what_ddp_needs()  # it reads the real torch.accelerator
     monkeypatch.setattr(torch, "accelerator", accelerator)
     monkeypatch.setattr(dist, "is_backend_available", lambda _: True)
     monkeypatch.setattr(dist, "init_process_group", init)
