@@ -129,7 +129,7 @@ class Terms(FrozenModel):
             "backend": repr(self.backend),
             "strategy": repr(self.strategy),
             "session": "ddp_session()" if self.model else "session()",
-            "balance": str(self.split),
+            "balance": str(self.split or "none"),
             **self.ddp,
         }
 

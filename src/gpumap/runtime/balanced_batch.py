@@ -94,6 +94,6 @@ class BalancedBatch:
         return [number.item() for number in every]
 
     def _log(self) -> None:
-        if self._setup.launch.rank == 0:
-            shares = ", ".join(map(str, self.shares))
-            log.info("ranks 0 to %d get %s samples", len(self.shares) - 1, shares)
+        if self._setup.launch.rank == 0 and len(self.shares) > 1:
+            batch, shares = self._balance.batch, ", ".join(map(str, self.shares))
+            log.info("a batch of %d is split among the ranks as %s", batch, shares)

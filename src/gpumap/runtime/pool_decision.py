@@ -141,10 +141,13 @@ class PoolDecision:
     ) -> tuple[Pool, Decision]:
         """Decide by what is seen now, and by what the node's ranks say."""
         options = self._options
-        bound = tuple(parse_cpu_list(one.bound) for one in facts)
-        first = facts[0].launch.model_copy(update={"node_cpus": bound})
+        first = facts[0].launch
+        if first.node_cpus is None:
+            bound = tuple(parse_cpu_list(one.bound) for one in facts)
+            first = first.model_copy(update={"node_cpus": bound})
         with ExitStack() as looking:
-            folder = claims_folder(options.environ) if options.claims else None
+            claims = options.claims and node.devices
+            folder = claims_folder(options.environ) if claims else None
             if folder is not None:
                 looking.enter_context(_turn(folder))
             if policy.strategy == "idle":
