@@ -1,11 +1,13 @@
 """Sessions on a machine that others use too: `python shared_machine.py CASE`."""
 
 import fcntl
+import json
 import logging
 import os
 import random
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,10 +43,31 @@ def idle() -> None:
                 time.sleep(0.05)
 
 
-def claiming() -> None:
-    """Claim the device that another strategy gives."""
-    with session(gpus=[3], claim=True):
-        say("claimed")
+def asked() -> None:
+    """Open a session with the options of OPTIONS, and say what this rank got."""
+    logging.basicConfig(level=logging.INFO)
+    options = json.loads(os.environ["OPTIONS"])
+    with session(**options) as s:
+        found = s.placement
+        cpus = None if found.cpus is None else cpu_list(found.cpus)
+        say("rank", RANK, "on", found.device.index, "cpus", cpus)
+
+
+def leaves_after_its_facts() -> None:
+    """Rank 1 gets SIGTERM while local rank 0 decides for both."""
+
+    def slow(_: gpumap.Launch, __: gpumap.Node) -> int:
+        time.sleep(3)
+        return 0
+
+    def leave() -> None:
+        time.sleep(1.5)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    if RANK == 1:
+        threading.Thread(target=leave, daemon=True).start()
+    with session(strategy=slow):
+        say("unreachable")
 
 
 def race() -> None:

@@ -102,38 +102,44 @@ def test_a_job_that_holds_devices_is_named_to_the_next(
 ) -> None:
     """A second job gets other devices, and what claims a held one says who holds it."""
     flag = tmp_path / "flag"
-    first = start("idle", {**claims, "UNTIL": str(flag)}, script=SCRIPT)
-    wait_for(first, "rank 0 on 0")
-    [second] = finish([start("idle", claims, script=SCRIPT)])
-    assert "rank 0 on 1" in second.out
-    held = start("idle", {**claims, "GPUMAP_GPUS": "0"}, script=SCRIPT)
-    [third] = finish([held])
-    me = pwd.getpwuid(os.getuid()).pw_name
-    assert f"cuda:0 (GPU-a1000000…) is claimed by {me}, pid {first.pid} (" in third.out
-    assert re.search(r"\), since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d", third.out)
-    flag.touch()
-    [ended] = finish([first])
-    assert ended.code == 0
-    [fourth] = finish([start("idle", {**claims, "GPUMAP_GPUS": "0"}, script=SCRIPT)])
+    only_0 = {**claims, "GPUMAP_GPUS": "0"}
+    with start("idle", {**claims, "UNTIL": str(flag)}, script=SCRIPT) as first:
+        wait_for(first, "rank 0 on 0")
+        [second] = finish([start("idle", claims, script=SCRIPT)])
+        assert "rank 0 on 1" in second.out
+        [third] = finish([start("idle", only_0, script=SCRIPT)])
+        me = pwd.getpwuid(os.getuid()).pw_name
+        held = f"cuda:0 (GPU-a1000000…) is claimed by {me}, pid {first.pid} ("
+        assert held in third.out
+        assert re.search(r"\), since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d", third.out)
+        flag.touch()
+        [ended] = finish([first])
+        assert ended.code == 0
+    [fourth] = finish([start("idle", only_0, script=SCRIPT)])
     assert "rank 0 on 0" in fourth.out
+
+
+def options(**asked: object) -> dict[str, str]:
+    """Return the variable with the arguments of a session."""
+    return {"OPTIONS": json.dumps(asked)}
 
 
 def test_any_strategy_can_claim(claims: dict[str, str], tmp_path: Path) -> None:
     """claim=True refuses a device that another job holds, and says by whom."""
     flag = tmp_path / "flag"
     both = {**claims, "GPUMAP_GPUS": "3"}
-    first = start("idle", {**both, "UNTIL": str(flag)}, script=SCRIPT)
-    wait_for(first, "rank 0 on 3")
-    [refused] = finish([start("claiming", claims, script=SCRIPT)])
-    assert (
-        "cuda:3 (GPU-a1000003…) on dgx-a100 is claimed by another job." in refused.out
-    )
-    assert f"pid {first.pid}" in refused.out
-    first.kill()
-    finish([first])
-    [taken] = finish([start("claiming", claims, script=SCRIPT)])
-    assert "claimed" in taken.out
-    assert taken.code == 0
+    claiming = {**claims, **options(gpus=[3], claim=True)}
+    with start("idle", {**both, "UNTIL": str(flag)}, script=SCRIPT) as first:
+        wait_for(first, "rank 0 on 3")
+        [refused] = finish([start("asked", claiming, script=SCRIPT)])
+        words = "cuda:3 (GPU-a1000003…) on dgx-a100 is claimed already."
+        assert words in refused.out
+        assert f"pid {first.pid}" in refused.out
+        unclaimed = {**claims, **options(gpus=[3])}
+        [unaware] = finish([start("asked", unclaimed, script=SCRIPT)])
+        assert "rank 0 on 3" in unaware.out
+    [taken] = finish([start("asked", claiming, script=SCRIPT)])
+    assert "rank 0 on 3" in taken.out
 
 
 def test_twenty_jobs_never_share_one_of_eight_devices(
@@ -209,6 +215,74 @@ def test_a_rank_that_does_not_come_is_named_within_its_time() -> None:
     assert "did not come within 2.7 s." in alone.out
     [alone] = job("racing_scores", every=late, ranks=[1])
     assert alone.code == 1
+
+
+def test_a_rank_that_leaves_while_another_decides_is_named() -> None:
+    """It says so itself, and nobody waits for start_timeout."""
+    first, second = job("leaves_after_its_facts", every=REHEARSAL)
+    assert second.code == 143
+    assert re.search(r"rank 1 \(pid \d+ on .+\)", first.out), first.out
+    assert first.code == 1
+    assert "did not come" not in first.out
+
+
+@pytest.mark.parametrize(
+    ("mine", "other", "words"),
+    [
+        ({"bind": "numa"}, {}, "rank 1 (pid"),
+        ({"claim": True}, {}, "by itself."),
+        ({"bind": "numa"}, {"bind": "exclusive"}, "the ranks disagree on bind"),
+        ({"strategy": "idle"}, {"strategy": "modulo"}, "by itself."),
+    ],
+    ids=["bind", "claim", "another bind", "strategy"],
+)
+def test_ranks_that_do_not_decide_together_are_told_so(
+    mine: dict[str, object],
+    other: dict[str, object],
+    words: str,
+    claims: dict[str, str],
+) -> None:
+    """They have different arguments; no rank waits for start_timeout."""
+    each = {0: options(**mine), 1: options(**other)}
+    ended = job("asked", every=claims, each=each)
+    all_say(ended, words)
+    for rank in ended:
+        assert "did not come" not in rank.out
+
+
+def test_processes_with_a_device_of_their_own_share_out_the_cpus(
+    claims: dict[str, str], tmp_path: Path
+) -> None:
+    """Each decides on its own device; who else is beside it, they tell each other."""
+    machine = described(tmp_path, cpu_affinity={n: list(range(8)) for n in range(4)})
+    asked = options(strategy="idle", bind="exclusive")
+    each = {n: {"CUDA_VISIBLE_DEVICES": str(n + 2)} for n in range(2)}
+    slurm = {"SLURM_JOB_ID": "7", "SLURM_GPUS_PER_TASK": "1"}
+    ended = job("asked", every={**claims, **machine, **asked, **slurm}, each=each)
+    assert devices(ended) == [0, 0]
+    assert "cpus 0-3" in ended[0].out
+    assert "cpus 4-7" in ended[1].out
+
+
+def test_cpus_of_their_own_need_the_number_of_processes() -> None:
+    """Without LOCAL_WORLD_SIZE every rank would take all of them."""
+    every = {**REHEARSAL, **options(bind="exclusive"), "LOCAL_WORLD_SIZE": ""}
+    words = 'LaunchError: bind="exclusive" deals the CPUs among the processes'
+    each = {n: {"GROUP_RANK": "0"} for n in range(2)}
+    ended = job("asked", every={**every, "GROUP_WORLD_SIZE": "2"}, each=each)
+    assert any(words in rank.out for rank in ended), ended[0].out
+    assert [rank.code for rank in ended] == [1, 1]
+
+
+def test_a_device_in_use_is_not_idle_if_it_is_the_only_one(
+    claims: dict[str, str], tmp_path: Path
+) -> None:
+    """Also where the launcher tells no local rank."""
+    used = {n: [{"pid": 7, "user": "ann"}] for n in range(4)}
+    machine = described(tmp_path, tenants=used)
+    alone = {"GPUMAP_GPUS": "2", **claims, **machine}
+    [refused] = finish([start("idle", alone, script=SCRIPT)])
+    assert "cuda:2 (GPU-2a) is used by ann, pid 7." in refused.out.replace("…", "")
 
 
 def test_the_closest_device_is_beside_the_ranks_cpus(tmp_path: Path) -> None:

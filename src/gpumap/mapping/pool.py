@@ -83,7 +83,9 @@ class Pool:
         allowed = _allowed(policy, node, launch)
         pool = cls(policy, node, allowed, allowed)
         pool._refuse_twice(policy.listed(node, launch.node_rank))
-        if not isinstance(policy.strategy, str) or pool._is_only_one(launch):
+        if not isinstance(policy.strategy, str):
+            return pool
+        if pool._is_only_one(launch) and policy.strategy != "idle":
             return pool
         rule = STRATEGIES[policy.strategy]
         if rule.place == "local_rank" and not launch.devices_bound:
@@ -224,7 +226,9 @@ class Pool:
         strategy = self.policy.strategy
         if not isinstance(strategy, str):
             return f"{self.policy.name}(launch, node)"
-        return STRATEGIES[strategy].words.format(devices=len(self.devices))
+        rule = STRATEGIES[strategy]
+        by = self.allowed if rule.place == "rank" else self.devices
+        return rule.words.format(devices=len(by))
 
     def _is_only_one(self, launch: Launch) -> bool:
         """Tell whether there is one device, and nothing is known of other local ranks.

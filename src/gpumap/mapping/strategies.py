@@ -56,7 +56,9 @@ def _idle(
 ) -> Devices:
     from gpumap.mapping.idle import idlest  # noqa: PLC0415 - who asks for it pays
 
-    return idlest(launch, allowed, node, _processes(launch, "idle"))
+    untold = launch.local_rank is launch.local_world_size is None
+    one = len(allowed) == 1 and untold
+    return idlest(launch, allowed, node, 1 if one else _processes(launch, "idle"))
 
 
 def _closest(

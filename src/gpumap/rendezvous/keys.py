@@ -1,6 +1,8 @@
 """All keys of a session on the store; each begins with the session's prefix.
 
-Each rank makes the same few requests, whatever the world size.
+Each rank makes the same few requests, whatever the world size. But where the ranks of a
+node decide together, local rank 0 reads what each of them says; and where all split a
+batch, the last one to come reads every rank's speed.
 
 | key | operation | meaning |
 |---|---|---|

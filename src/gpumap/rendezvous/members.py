@@ -96,6 +96,8 @@ class Terms(FrozenModel):
         ddp: DistributedDataParallel's own options, as text.
         model: The digest of the model; "" in a session without one.
         split: The batch that the ranks split among them, if they do.
+        claim: Whether devices are claimed.
+        bind: How ranks are bound to CPUs, if they are.
     """
 
     world_size: int
@@ -107,6 +109,8 @@ class Terms(FrozenModel):
     ddp: Mapping[str, str] = Field(default_factory=dict)
     model: str = ""
     split: Split | None = None
+    claim: bool = False
+    bind: str | None = None
 
     def different(self, other: "Terms") -> list[str]:
         """Return the names of the terms in which two ranks differ."""
@@ -130,6 +134,8 @@ class Terms(FrozenModel):
             "strategy": repr(self.strategy),
             "session": "ddp_session()" if self.model else "session()",
             "balance": str(self.split or "none"),
+            "claim": str(self.claim),
+            "bind": repr(self.bind),
             **self.ddp,
         }
 

@@ -45,12 +45,14 @@ class Decision(FrozenModel):
     """What is decided for the ranks of a node.
 
     Attributes:
-        devices: The device of each rank, by local rank, by names that no mask changes;
-            empty if each has its own already, or all are on the CPU.
+        ranks: How many ranks it is for.
+        devices: The device of each, by local rank, by names that no mask changes; empty
+            if each has its own already, or all are on the CPU.
         speeds: How fast each of them is, if that was measured.
         beside: The CPUs beside each rank's device, if that was asked, by local rank.
     """
 
+    ranks: int = 1
     devices: tuple[int | str, ...] = ()
     speeds: tuple[float, ...] = ()
     beside: tuple[str, ...] = ()
@@ -76,12 +78,12 @@ class NodeRanks:
 
     def decide(
         self, mine: Facts, decision_of: Callable[[Sequence[Facts]], Decision]
-    ) -> Decision:
-        """Return the node's decision, which local rank 0 makes from all ranks' facts.
+    ) -> tuple[Decision, Sequence[Member]]:
+        """Return what local rank 0 decides from all ranks' facts, and who was seen.
 
         Raises:
-            RollCallError: A rank of the node did not come in time, or its process has
-                ended; or a rank of the job cannot start.
+            RollCallError: A rank of the node did not come in time, its process has
+                ended, or it does not take part; or a rank of the job cannot start.
         """
         store, me = self.peers.store, mine.member
         holder = store.claim(keys.facts(self.node, self.local_rank), mine).member
@@ -89,44 +91,61 @@ class NodeRanks:
             raise self._claimed_twice(holder, me)
         deadline = time.monotonic() + _PART * self.seconds
         if self.local_rank > 0:
-            return self._decided(deadline)
+            decider = self._facts(0, (), deadline).member
+            return self._decided(decider, deadline), [decider]
         facts = [mine]
         for local_rank in range(1, self.local_world_size):
             facts.append(self._facts(local_rank, facts, deadline))
         decision = decision_of(facts)
+        members = [one.member for one in facts]
+        self._look(members)  # deciding may have taken long
         store.write(keys.decision(self.node), decision)
-        return decision
+        return decision, members
 
     def _facts(self, local_rank: int, known: Sequence[Facts], deadline: float) -> Facts:
         """Wait for what another rank of this node says about itself."""
         key = keys.facts(self.node, local_rank)
         left = max(deadline - time.monotonic(), 0.0)
         there = [facts.member for facts in known]
-        found = self.peers.store.wait(key, Facts, left, lambda: self._look(there))
+
+        def look() -> None:
+            self._look(there)
+            self._refuse_one_that_does_not_decide()
+
+        found = self.peers.store.wait(key, Facts, left, look)
         if found is None:
             raise self._missing(local_rank)
         return found
 
-    def _decided(self, deadline: float) -> Decision:
+    def _decided(self, decider: Member, deadline: float) -> Decision:
         """Wait for the decision, as long as the rank that makes it is there."""
-        decider = self._facts(0, (), deadline).member
         found = self.peers.store.wait(
             keys.decision(self.node),
             Decision,
             max(deadline - time.monotonic(), 0.0),
             lambda: self._look([decider]),
         )
-        if found is not None:
-            return found
-        raise self._told(
-            Verdict(
-                happened=f"{decider} did not decide for the ranks of its node within "
-                f"{_PART * self.seconds:g} s.",
-                seen=f"{decider.state}.",
-                hint="See what it says. start_timeout=… gives it more time.",
-                ranks=(decider.rank,),
+        if found is None:
+            raise self._told(
+                Verdict(
+                    happened=f"{decider} did not decide for the ranks of its node "
+                    f"within {_PART * self.seconds:g} s.",
+                    seen=f"{decider.state}.",
+                    hint="See what it says. start_timeout=… gives it more time.",
+                    ranks=(decider.rank,),
+                )
             )
-        )
+        if found.ranks != self.local_world_size:
+            raise self._told(
+                Verdict(
+                    happened=f"the ranks of {self.peers.me.hostname} disagree on how "
+                    f"many they are: {decider} knows of {found.ranks}, {self.peers.me} "
+                    f"of {self.local_world_size}.",
+                    hint="Give every process of a node the same LOCAL_WORLD_SIZE.",
+                    ranks=(decider.rank, self.peers.me.rank),
+                )
+            )
+        return found
 
     def _look(self, members: Sequence[Member]) -> None:
         """Raise the error of a rank of the job, if one cannot start or is gone."""
@@ -139,6 +158,32 @@ class NodeRanks:
             if member.is_gone:
                 raise self._told(gone(member))
 
+    def _refuse_one_that_does_not_decide(self) -> None:
+        """Find a rank of this node that has gone on to the roll call by itself."""
+        store = self.peers.store
+        at_the_roll_call = [n for n in self.peers.here if store.has(keys.rank(n))]
+        if not at_the_roll_call:
+            return
+        places = range(self.local_world_size)
+        told = [keys.facts(self.node, place) for place in places]
+        deciding = [
+            store.read(key, Facts).member.rank for key in told if store.has(key)
+        ]
+        for rank in at_the_roll_call:
+            if rank not in deciding:
+                raise self._told(
+                    Verdict(
+                        happened=f"{self.peers.me} decides with the other ranks of its "
+                        f"node, and {self.peers.member(rank)} by itself.",
+                        seen="The ranks of a node decide together for idle, closest, a "
+                        "function, a measurement, claim and bind, unless each sees a "
+                        "device of its own.",
+                        hint="Give every rank of a node the same arguments, the same "
+                        "*_VISIBLE_DEVICES and the same LOCAL_WORLD_SIZE.",
+                        ranks=tuple(sorted((self.peers.me.rank, rank))),
+                    )
+                )
+
     def _missing(self, local_rank: int) -> RollCallError:
         return self._told(
             Verdict(
@@ -146,8 +191,10 @@ class NodeRanks:
                 f"{self.peers.me.hostname} did not come within "
                 f"{_PART * self.seconds:g} s.",
                 seen="The ranks of a node decide together which device each gets.",
-                hint="See whether its process was started, and what it says. "
-                "start_timeout=… gives slow ones more time.",
+                hint="See whether its process was started, with the same arguments of "
+                "the session, and what it says. start_timeout=… gives slow ones more "
+                "time.",
+                absent=1,
             )
         )
 

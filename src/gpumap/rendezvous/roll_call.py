@@ -40,6 +40,7 @@ def roll_call(
     *,
     rows: Sequence[str] = (),
     node: int | None = None,
+    known: Sequence[Member] = (),
     remark: str = "",
 ) -> tuple[int, ...]:
     """Return once every rank is there, each with its own rank and its own device.
@@ -56,6 +57,7 @@ def roll_call(
         seconds: How long to wait.
         rows: The rows of the model, if there is one.
         node: This rank's node_rank, if it is known.
+        known: Other ranks of this node whose processes are known already.
         remark: Why ranks may be missing, if this rank can guess.
 
     Raises:
@@ -71,7 +73,7 @@ def roll_call(
         raise RollCallError(wrong.happened, wrong.seen, wrong.hint, wrong.ranks)
     if wrong is None and store.count(keys.PRESENT) == peers.world_size:
         store.claim(keys.VERDICT, _go(peers, terms))
-    watch = _Watch(peers, deadline, remark)
+    watch = _Watch(peers, known, deadline, remark)
     left = max(deadline - time.monotonic(), 0.0)
     verdict = store.wait(keys.VERDICT, Verdict, left, watch.look)
     if verdict is None:
@@ -85,8 +87,8 @@ def roll_call(
 
 def withdraw(peers: Peers, error: BaseException, seconds: float) -> None:
     """Tell the others that this rank cannot start, so that none waits for it."""
-    peers.store.claim(keys.VERDICT, cannot_start(peers.me, error))
-    _let_others_hear(peers, peers.world_size - 1, seconds)
+    verdict = peers.store.claim(keys.VERDICT, cannot_start(peers.me, error))
+    _let_others_hear(peers, peers.world_size - 1 - verdict.absent, seconds)
 
 
 def _wrong(
@@ -138,11 +140,13 @@ def _go(peers: Peers, terms: Terms) -> Verdict:
 class _Watch:
     """What a rank does while it waits for the verdict: check neighbours, and log."""
 
-    def __init__(self, peers: Peers, deadline: float, remark: str) -> None:
+    def __init__(
+        self, peers: Peers, known: Sequence[Member], deadline: float, remark: str
+    ) -> None:
         self._peers = peers
         self._deadline = deadline
         self._unseen = deque(rank for rank in peers.here if rank != peers.me.rank)
-        self._seen: list[Member] = []
+        self._seen = list(known)
         self._remark = remark
         self._reminder = Reminder()
 

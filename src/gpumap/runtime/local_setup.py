@@ -2,7 +2,7 @@
 
 import logging
 import multiprocessing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ from gpumap.mapping.placement import Placement
 from gpumap.mapping.policy import Policy
 from gpumap.mapping.pool import Pool, can_share
 from gpumap.mapping.visibility import doubt
+from gpumap.rendezvous.members import Member
 from gpumap.rendezvous.rendezvous import store_is_open
 from gpumap.runtime.session_options import SessionOptions
 
@@ -50,13 +51,13 @@ class Decided:
         pool: The devices that they get.
         speed: How fast this rank's device is, if that was measured.
         cpus: The CPUs to bind this rank to, if there are any and it was asked for.
-        together: Whether the ranks met for it.
+        seen: The ranks of the node that this one has met for it.
     """
 
     pool: Pool
     speed: float | None = None
     cpus: "CpuShare | None" = None
-    together: bool = False
+    seen: Sequence[Member] = ()
 
 
 @dataclass(frozen=True)
@@ -130,6 +131,9 @@ def prepare(
     decided = decide(policy, node, launch)
     pool = decided.pool
     placement = pool.place(launch)
+    if decided.cpus is not None:
+        cpus = {"cpus": decided.cpus.cpus}
+        placement = placement.model_copy(update=cpus)
     backend = options.backend or default_backend(
         placement.device.kind, rehearsed=rehearsal is not None
     )
@@ -146,12 +150,13 @@ def prepare(
     shares = can_share(backend, options.environ)
     setup = LocalSetup(placement, device, backend, rehearsal, shares, decided)
     balance, own = options.balance, placement.device
-    if balance is None:
+    if balance is None or launch.world_size == 1:  # one process takes the whole batch
         return setup
-    setup = replace(setup, most=balance.most_of(own, pool.node))
-    if launch.world_size == 1:  # it takes the whole batch
-        return setup
-    return replace(setup, speed=balance.speed_of(own, pool.node, decided.speed))
+    return replace(
+        setup,
+        speed=balance.speed_of(own, pool.node, decided.speed),
+        most=balance.most_of(own, pool.node),
+    )
 
 
 def _log_doubts(options: SessionOptions, pool: Pool, launch: Launch) -> None:

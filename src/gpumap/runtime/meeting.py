@@ -29,6 +29,11 @@ class Meeting:
         self._adopted = adopted
         self._rendezvous: Rendezvous | None = None
 
+    @property
+    def is_open(self) -> bool:
+        """Whether this rank has come there already."""
+        return self._rendezvous is not None
+
     def opened(self, seconds: float) -> Rendezvous:
         """Return the session's part of the store, within so many seconds."""
         if self._rendezvous is None:

@@ -12,9 +12,9 @@ from gpumap.detect.cpus import allowed_cpus, bound_cpus, with_cpus
 from gpumap.detect.measure import measure
 from gpumap.detect.rehearsal import REHEARSAL
 from gpumap.detect.tenants import with_tenants
-from gpumap.errors import PlacementError, RollCallError
+from gpumap.errors import LaunchError, PlacementError, RollCallError
 from gpumap.mapping.balance import number_of
-from gpumap.mapping.cpu_shares import shares_of_cpus
+from gpumap.mapping.cpu_shares import CpuShare, shares_of_cpus
 from gpumap.mapping.cpu_topology import CpuTopology
 from gpumap.mapping.cpus import (
     cpu_list,
@@ -28,6 +28,7 @@ from gpumap.mapping.identity import lasting_name
 from gpumap.mapping.launch import Launch
 from gpumap.mapping.policy import Policy
 from gpumap.mapping.pool import Pool
+from gpumap.rendezvous.members import Member
 from gpumap.rendezvous.node_decision import Decision, Facts, NodeRanks
 from gpumap.rendezvous.procfs import boot_id
 from gpumap.rendezvous.store_client import StoreLostError
@@ -63,57 +64,60 @@ class PoolDecision:
         """Return what the ranks of this node go by; raise what Pool.of raises.
 
         Raises:
+            LaunchError: bind is "exclusive", and the launcher does not say how many
+                processes the node runs.
             RollCallError: A rank of this node did not come, or cannot start.
-            PlacementError: A device is claimed by another job; or bind is "exclusive",
-                and a rank has no CPU of its own.
+            PlacementError: A device is claimed already; or bind is "exclusive", and a
+                rank has no CPU of its own.
         """
-        bind, rehearsed = self._options.bind, self._options.environ.get(REHEARSAL)
-        if (bind or policy.strategy == "closest") and not rehearsed:
-            node = with_cpus(node)
-        mine = Facts(
+        if self._options.bind == "exclusive":
+            _refuse_unknown_neighbours(launch)
+        node, mine = self._with_cpus(policy, node), self._facts(launch)
+        alone = launch.world_size == 1 or launch.local_rank is None
+        ranks = 1 if alone else launch.local_world_size or 1
+        seen: Sequence[Member] = ()
+        if ranks == 1 or launch.devices_bound:
+            pool, decision = self._decide(policy, node, [mine])
+        else:
+            decision, seen = self._together(
+                mine, ranks, lambda facts: self._decide(policy, node, facts)[1]
+            )
+            pool = Pool.dealt(policy, node, launch, decision.devices)
+        if ranks > 1 and launch.devices_bound and self._options.bind:
+            # Each has its own device and speed; the CPUs beside them are shared out.
+            mine = mine.model_copy(update={"beside": decision.beside[0]})
+            of_all, seen = self._together(mine, ranks, _all_beside)
+            own = {"speeds": decision.speeds * ranks}
+            decision = of_all.model_copy(update=own)
+        place = launch.local_rank or 0 if seen else 0
+        return Decided(
+            pool,
+            decision.speeds[place] if decision.speeds else None,
+            self._share(pool.device_of(launch), node, mine, decision.beside, place),
+            seen,
+        )
+
+    def _with_cpus(self, policy: Policy, node: Node) -> Node:
+        """Return the node with its CPUs, if they are asked for and not described."""
+        asked = self._options.bind is not None or policy.strategy == "closest"
+        described = self._options.environ.get(REHEARSAL) or node.cpus is not None
+        return with_cpus(node) if asked and not described else node
+
+    def _facts(self, launch: Launch) -> Facts:
+        rehearsed = self._options.environ.get(REHEARSAL)
+        return Facts(
             member=unplaced(launch),
             launch=launch,
             bound=cpu_list(bound_cpus()),
             allowed=None if rehearsed else cpu_list(allowed_cpus()),
         )
-        alone = launch.world_size == 1 or launch.local_rank is None
-        ranks = 1 if alone else launch.local_world_size or 1
-        together = ranks > 1 and (bind is not None or not launch.devices_bound)
-        if ranks > 1 and not launch.devices_bound:
-            decision = self._together(
-                mine, ranks, lambda facts: self._decide(policy, node, facts)[1]
-            )
-            pool = Pool.dealt(policy, node, launch, decision.devices)
-        else:
-            pool, decision = self._decide(policy, node, [mine])
-            if together:
-                mine = mine.model_copy(update={"beside": decision.beside[0]})
-                own = self._together(mine, ranks, _all_beside)
-                decision = decision.model_copy(update={"beside": own.beside})
-        # A rank that has decided for itself is the only one in its decision.
-        told = launch.local_rank or 0
-        speed = (
-            decision.speeds[told % len(decision.speeds)] if decision.speeds else None
-        )
-        if bind is None:
-            return Decided(pool, speed, None, together)
-        beside = [parse_cpu_list(cpus) for cpus in decision.beside]
-        topology = node.cpus or CpuTopology()
-        share = shares_of_cpus(beside, topology, bind)[told % len(beside)]
-        if not share.cpus:
-            allowed = parse_cpu_list(mine.allowed or "")
-            error = no_cpus(pool.device_of(launch), topology, allowed)
-            if bind == "exclusive":
-                raise error
-            log.warning("%s", " ".join(str(error).split("\n")))
-        return Decided(pool, speed, share if share.cpus else None, together)
 
     def _together(
         self,
         mine: Facts,
         ranks: int,
         decide: Callable[[Sequence[Facts]], Decision],
-    ) -> Decision:
+    ) -> tuple[Decision, Sequence[Member]]:
         launch, seconds = mine.launch, self._options.start_seconds
         certain = 0 if launch.one_node else launch.node_rank
         host = f"{socket.gethostname()} {boot_id()}"
@@ -170,6 +174,7 @@ class PoolDecision:
                 self._claim(chosen, node, folder)
         topology = node.cpus or CpuTopology()
         return pool, Decision(
+            ranks=len(facts),
             devices=tuple(lasting_name(d, node) for d in devices if pool.devices),
             speeds=self._measured(devices, node) if options.measures else (),
             beside=tuple(
@@ -187,12 +192,34 @@ class PoolDecision:
             if not claims.take(name):
                 holder = holder_of(folder, name)
                 raise PlacementError(
-                    f"{device} on {node.hostname} is claimed by another job.",
-                    f"{folder}: by {holder or 'one that has just ended'}.",
-                    "Wait for it, name other devices in gpus=[…], or let "
-                    'strategy="idle" choose. claim=False takes a device whoever has '
-                    "claimed it.",
+                    f"{device} on {node.hostname} is claimed already.",
+                    f"{folder}: by {holder or 'a process that has just ended'}.",
+                    "Wait for that job, name other devices in gpus=[…], or let "
+                    'strategy="idle" choose; if it is of this job, give each process a '
+                    "device of its own. claim=False takes a device whoever has it.",
                 )
+
+    def _share(
+        self, device: Device, node: Node, mine: Facts, beside: Sequence[str], place: int
+    ) -> CpuShare | None:
+        """Return the CPUs to bind this rank to; None, with a warning, if none is left.
+
+        Raises:
+            PlacementError: bind is "exclusive", and the rank has no CPU of its own.
+        """
+        bind = self._options.bind
+        if bind is None:
+            return None
+        topology = node.cpus or CpuTopology()
+        lists = [parse_cpu_list(cpus) for cpus in beside]
+        share = shares_of_cpus(lists, topology, bind)[place]
+        if share.cpus:
+            return share
+        error = no_cpus(device, topology, parse_cpu_list(mine.allowed or ""))
+        if bind == "exclusive":
+            raise error
+        log.warning("%s", " ".join(str(error).split("\n")))
+        return None
 
     def _measured(self, devices: Sequence[Device], node: Node) -> tuple[float, ...]:
         found = measure(devices=sorted({d.index for d in devices if d is not CPU}))
@@ -209,7 +236,21 @@ def _beside(
 
 
 def _all_beside(facts: Sequence[Facts]) -> Decision:
-    return Decision(beside=tuple(one.beside for one in facts))
+    return Decision(ranks=len(facts), beside=tuple(one.beside for one in facts))
+
+
+def _refuse_unknown_neighbours(launch: Launch) -> None:
+    unknown = launch.local_rank is None or launch.local_world_size is None
+    if unknown and launch.world_size > 1:
+        raise LaunchError(
+            'bind="exclusive" deals the CPUs among the processes of this node, and the '
+            "launcher does not say how many they are.",
+            f"{launch.launcher}: local_rank={launch.local_rank}, "
+            f"local_world_size={launch.local_world_size}.",
+            "Set LOCAL_RANK and LOCAL_WORLD_SIZE for each process, or start with "
+            'torchrun; or write bind="numa".',
+            ("LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+        )
 
 
 def _without(pids: Collection[int], node: Node) -> Node:

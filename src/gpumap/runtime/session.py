@@ -204,7 +204,7 @@ def life_of(
         if not adopted and options.launch is None:
             refuse_without_a_rank(launch, options.environ)
         started = start_up(options, launch, check, stack, adopted=adopted)
-        _begin(started.setup, stack)
+        _log_start(started.setup)
         contexts = Contexts(launch.rank, started.setup.device)
         if launch.world_size == 1:
             stack.enter_context(alone(started.me))
@@ -259,23 +259,6 @@ def _session(started: Started, options: SessionOptions) -> Session:
         store=dist.PrefixStore("user", started.rendezvous.store),
         balanced=balanced,
     )
-
-
-def _begin(setup: LocalSetup, stack: ExitStack) -> None:
-    """Log where this rank trains; bind it to CPUs, if that was asked for."""
-    _log_start(setup)
-    share = setup.decided.cpus
-    if share is None:
-        return
-    from gpumap.mapping.cpus import cpu_list  # noqa: PLC0415 - who asks for it pays
-    from gpumap.runtime.binding import bound_to  # noqa: PLC0415
-
-    rank, cpus = setup.launch.rank, cpu_list(share.cpus)
-    if setup.rehearsal:
-        log.info("rank %d would run on CPUs %s", rank, cpus)
-        return
-    stack.enter_context(bound_to(share.cpus, share.threads))
-    log.info("rank %d runs on CPUs %s", rank, cpus)
 
 
 def _log_start(setup: LocalSetup) -> None:

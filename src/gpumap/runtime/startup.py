@@ -1,20 +1,16 @@
 """Start of a session: local set-up, rendezvous, roll call."""
 
 import logging
-import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpumap.detect.rehearsal import names_a_file
 from gpumap.detect.slurm import at_a_terminal
-from gpumap.errors import RollCallError
-from gpumap.mapping.devices import Device, Node
-from gpumap.mapping.identity import Identity, identity_of
+from gpumap.errors import RollCallError, SessionError
+from gpumap.mapping.devices import Node
 from gpumap.mapping.launch import Launch
 from gpumap.mapping.policy import Policy
 from gpumap.mapping.pool import Pool
@@ -23,17 +19,18 @@ from gpumap.rendezvous.members import Member, Split, Terms
 from gpumap.rendezvous.messages import described
 from gpumap.rendezvous.model_digest import Likeness
 from gpumap.rendezvous.peers import Peers
-from gpumap.rendezvous.procfs import boot_id, file_space, pid_space
 from gpumap.rendezvous.rendezvous import Rendezvous
 from gpumap.rendezvous.roll_call import roll_call, withdraw
 from gpumap.rendezvous.store_client import StoreLostError
 from gpumap.runtime.local_setup import Decided, LocalSetup, prepare
 from gpumap.runtime.meeting import Meeting, peers_of, unplaced
+from gpumap.runtime.own_member import member_of
 from gpumap.runtime.session_options import SessionOptions
 from gpumap.time_limits import TELL_THE_OTHERS
 
 if TYPE_CHECKING:
     from gpumap.mapping.balance import Balance
+    from gpumap.mapping.cpu_shares import CpuShare
 
 __all__ = ["Started", "start_up"]
 
@@ -86,10 +83,10 @@ def start_up(
     began = time.monotonic()
     setup, likeness = _prepare_or_withdraw(options, launch, check, meeting, held)
     seconds = options.start_seconds
-    if setup.decided.together:
+    if setup.decided.seen:
         seconds = max(seconds - (time.monotonic() - began), _LEAST * seconds)
     rendezvous = meeting.opened(seconds)
-    me = _member(setup, options)
+    me = member_of(setup, options)
     try:
         peers = meeting.peers(me, seconds)
         with closing(peers.store):
@@ -116,9 +113,15 @@ def _prepare_or_withdraw(
     """Do the local set-up; if it fails, tell the other ranks, so that they fail too."""
     try:
         setup = prepare(options, launch, partial(_decided, options, meeting, held))
+        if setup.decided.cpus is not None:
+            _bind(options, setup, setup.decided.cpus, held)
         return setup, check(setup)
     except Exception as error:
         if launch.world_size > 1:
+            _tell_the_others(options, launch, error, meeting)
+        raise
+    except (KeyboardInterrupt, SystemExit) as error:
+        if meeting.is_open:  # others may wait for this rank's decision
             _tell_the_others(options, launch, error, meeting)
         raise
 
@@ -146,8 +149,33 @@ def _decided(
     return PoolDecision(options, meeting, held).of(policy, node, launch)
 
 
+def _bind(
+    options: SessionOptions, setup: LocalSetup, share: "CpuShare", held: ExitStack
+) -> None:
+    """Bind this process to CPUs until the session ends; a rehearsal only says which.
+
+    Raises:
+        SessionError: The kernel refuses, and the rank was to have CPUs of its own.
+    """
+    from gpumap.mapping.cpus import cpu_list  # noqa: PLC0415 - who asks for it pays
+    from gpumap.runtime.binding import bound_to  # noqa: PLC0415
+
+    rank, cpus = setup.launch.rank, cpu_list(share.cpus)
+    if setup.rehearsal:
+        log.info("rank %d would run on CPUs %s", rank, cpus)
+        return
+    try:
+        held.enter_context(bound_to(share.cpus, share.threads))
+    except SessionError as error:
+        if options.bind == "exclusive":
+            raise
+        log.warning("%s", " ".join(str(error).split("\n")))
+    else:
+        log.info("rank %d runs on CPUs %s", rank, cpus)
+
+
 def _tell_the_others(
-    options: SessionOptions, launch: Launch, error: Exception, meeting: Meeting
+    options: SessionOptions, launch: Launch, error: BaseException, meeting: Meeting
 ) -> None:
     if not isinstance(error, RollCallError):
         # The whole error is raised once the other ranks know.
@@ -164,106 +192,10 @@ def _tell_the_others(
         note(error, f"gpumap: the other ranks could not be told: {described(failure)}")
 
 
-def _member(setup: LocalSetup, options: SessionOptions) -> Member:
-    return Member(
-        rank=setup.launch.rank,
-        hostname=setup.node.hostname,
-        pid=os.getpid(),
-        device=str(setup.placement.device),
-        identity=None if setup.pool.policy.oversubscribe else _identity(setup),
-        sight=_sight(setup, options),
-        scores=_scores(setup),
-        rehearsal=_machine(setup),
-        hint=_hint(setup),
-        pid_space=pid_space(),
-        speed=setup.speed,
-        most=setup.most,
-    )
-
-
 def _split(balance: "Balance | None") -> Split | None:
     if balance is None:
         return None
     return Split(batch=balance.batch, minimum=balance.minimum, how=balance.how)
-
-
-def _sight(setup: LocalSetup, options: SessionOptions) -> str:
-    """Return why this rank trains on the CPU, if it does."""
-    if setup.placement.device.kind != "cpu":
-        return ""
-    if options.device == "cpu":
-        return 'device="cpu" was asked for.'
-    return setup.node.visible
-
-
-def _machine(setup: LocalSetup) -> str:
-    """Return the machine that is pretended, if one is; a file by its absolute path."""
-    wanted = setup.rehearsal or ""
-    return str(Path(wanted).resolve()) if names_a_file(wanted) else wanted
-
-
-def _scores(setup: LocalSetup) -> dict[str, float]:
-    """Return each device's score, if there are any, by a name that no mask changes."""
-    devices = setup.node.devices
-    return {
-        devices[n].uuid or devices[n].pci_bus_id or str(devices[n]): score
-        for n, score in setup.pool.scores.items()
-    }
-
-
-def _hint(setup: LocalSetup) -> str:
-    """Return what to change if this rank's device turns out to be taken."""
-    launch, count = setup.launch, len(setup.node.devices)
-    if setup.placement.device.mig and not setup.can_share:
-        return (
-            "NCCL refuses two ranks on one GPU, MIG slices of it included: give each "
-            'rank a slice of a GPU of its own, or choose backend="gloo".'
-        )
-    if launch.devices_bound:
-        return (
-            f"Each process sees {count} of its node's devices: start as many on a node "
-            f"({launch.command(count)}), widen the mask, or give each process a mask "
-            "of its own."
-        )
-    name = setup.pool.policy.name
-    return (
-        f'Strategy "{name}" placed each by what its own process sees: '
-        "give every process of a node the same *_VISIBLE_DEVICES and distinct local "
-        "ranks, or each its own device."
-        + " To share one on purpose, write oversubscribe=True."
-        * setup.can_share
-    )
-
-
-def _identity(setup: LocalSetup) -> Identity | None:
-    """Return the identity of this rank's device, if it can be told from others."""
-    launch, device = setup.launch, _without_shared_names(setup)
-    host, view = boot_id(), file_space()
-    if setup.rehearsal:
-        # One description may stand for several pretended nodes.
-        node = launch.node_rank
-        host = view = f"of node {0 if node is None else node}"
-        if node is None and launch.local_world_size == 1:
-            host = view = f"of rank {launch.rank}'s node"
-        elif node is None and launch.several_nodes:
-            host = view = None
-    elif launch.devices_bound and device.physical_index is None:
-        view = None
-    return identity_of(device, host=host, view=view, can_share=setup.can_share)
-
-
-def _without_shared_names(setup: LocalSetup) -> Device:
-    """Return this rank's device, without a UUID and bus ID that another device shares.
-
-    Partitions of an AMD GPU may repeat its UUID, and are functions of one PCI device,
-    whose number torch does not report. MIG slices have distinct UUIDs.
-    """
-    device = setup.placement.device
-    names = (device.uuid, device.pci_bus_id)
-    alike = [d for d in setup.node.devices if (d.uuid, d.pci_bus_id) == names]
-    if device.mig is not None or alike == [device]:
-        return device
-    return device.model_copy(update={"uuid": None, "pci_bus_id": None})
 
 
 def _node_of(launch: Launch) -> int | None:
@@ -289,6 +221,8 @@ def _call_the_roll(
         ddp=dict(likeness.options),
         model=likeness.digest,
         split=_split(options.balance),
+        claim=options.claims,
+        bind=options.bind,
     )
     try:
         return roll_call(
@@ -297,6 +231,7 @@ def _call_the_roll(
             seconds,
             rows=likeness.rows,
             node=_node_of(launch),
+            known=setup.decided.seen,
             remark=at_a_terminal(options.environ) if launch.launcher == "Slurm" else "",
         )
     except (KeyboardInterrupt, SystemExit) as error:
