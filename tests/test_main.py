@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 import gpumap
 from gpumap.__main__ import main
+from gpumap.detect.claims import Claims
 from helpers.nodes import MIG
 from helpers.pretended import pretend_nvml
 from helpers.programs import run_python
@@ -370,20 +372,129 @@ def test_a_folder_is_no_file_to_save_to(capsys: Shown) -> None:
     assert "nothing was saved: " in capsys.readouterr().out
 
 
+def rows(shown: str) -> list[list[str]]:
+    """Return the words of each rank's line."""
+    return [row.split() for row in shown.splitlines() if row[:1].isdecimal()]
+
+
 def test_the_cpus_of_each_rank_are_shown(
     capsys: Shown, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Local rank 0 shows those of all ranks of its node, another rank its own."""
     assert main(["--machine", "dgx-a100", "--nproc", "3", "--bind", "numa"]) == 0
-    rows = capsys.readouterr().out.splitlines()[-4:-1]
     beside = ["48-63,176-191", "48-63,176-191", "16-31,144-159"]
-    assert [row.split()[8] for row in rows] == beside
+    assert [row[8] for row in rows(capsys.readouterr().out)] == beside
     for name, value in (LAUNCHED | {"GPUMAP_REHEARSAL": "dgx-a100"}).items():
         monkeypatch.setenv(name, value)
     assert main(["--bind", "exclusive"]) == 0
-    assert " 176-191  local_rank" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert " 56-63,184-191  local_rank" in out
+    assert "hyper-threads" not in out
 
 
+def test_cores_that_a_description_does_not_tell_are_warned_about(
+    capsys: Shown,
+) -> None:
+    """Two ranks deal the CPUs beside GPUs 0 and 1 of a DGX-1, whatever their cores."""
+    options = ["--machine", "dgx1-v100", "--nproc", "2", "--bind", "exclusive"]
+    assert main(options) == 0
+    assert (
+        "warning: which of the CPUs 0-19,40-59 are hyper-threads of one core is not "
+        "known"
+    ) in capsys.readouterr().out
+
+
+def test_a_rank_that_sees_its_own_device_alone_shows_what_is_shared_out(
+    capsys: Shown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only a session knows the others' devices, and so which part of the CPUs it is."""
+    own = {"GPUMAP_REHEARSAL": "dgx-a100", "CUDA_VISIBLE_DEVICES": "1"}
+    for name, value in (LAUNCHED | own).items():
+        monkeypatch.setenv(name, value)
+    assert main(["--bind", "exclusive"]) == 0
+    out = capsys.readouterr().out
+    assert " 48-63,176-191  torch variables gave this process its own device" in out
+    assert "warning: of the CPUs shown, --bind exclusive gives this process a part" in (
+        out
+    )
+    assert main(["--bind", "numa"]) == 0
+    assert "of the CPUs shown" not in capsys.readouterr().out
+
+
+def test_a_device_without_cpus_stops_the_exclusive_and_is_warned_about_otherwise(
+    capsys: Shown, tmp_path: Path
+) -> None:
+    """A session refuses bind="exclusive" there, and opens with "numa" unbound."""
+    file = tmp_path / "here.json"
+    devices = [{"kind": "cuda", "index": 0, "uuid": "GPU-5c3a"}]
+    file.write_text(json.dumps({"hostname": "n1", "devices": devices}))
+    told = "the system does not tell which CPUs are beside cuda:0 (GPU-5c3a…)."
+    assert main(["--machine", str(file), "--bind", "numa"]) == 0
+    assert f"warning: {told} " in capsys.readouterr().out
+    assert main(["--machine", str(file), "--bind", "exclusive"]) == 1
+    assert f"PlacementError: {told}" in capsys.readouterr().out
+
+
+def test_processes_whose_number_is_not_told_cannot_deal_cpus(
+    capsys: Shown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error is that of a session with bind="exclusive"."""
+    monkeypatch.setenv("GPUMAP_REHEARSAL", "dgx-a100")
+    for name in ("RANK", "WORLD_SIZE", "MASTER_PORT", "LOCAL_RANK"):
+        monkeypatch.setenv(name, LAUNCHED[name])
+    monkeypatch.setenv("MASTER_ADDR", "n1")
+    assert main(["--bind", "exclusive"]) == 1
+    assert 'LaunchError: bind="exclusive" deals the CPUs' in capsys.readouterr().out
+
+
+def test_the_closest_devices_are_shown_by_this_processs_cpus(
+    capsys: Shown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GPUs 4 and 5 of a DGX A100 are beside CPU 112."""
+    monkeypatch.setattr("gpumap.__main__.bound_cpus", lambda: (112,))
+    closest = ["--machine", "dgx-a100", "--strategy", "closest"]
+    assert main([*closest, "--nproc", "1"]) == 0
+    out = capsys.readouterr().out
+    assert [row[4] for row in rows(out)] == ["cuda:4"]
+    assert "warning: strategy" not in out
+    assert main([*closest, "--nproc", "2"]) == 0
+    out = capsys.readouterr().out
+    assert [row[4] for row in rows(out)] == ["cuda:4", "cuda:5"]
+    assert (
+        'warning: strategy "closest" is shown as if each of 2 processes were bound to '
+        "CPUs 112, as this one is."
+    ) in out
+
+
+@pytest.mark.usefixtures("one_of_two")
+def test_under_a_launcher_only_a_session_knows_the_closest_devices(
+    capsys: Shown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The launcher may bind each process elsewhere; that is no error."""
+    monkeypatch.setattr("gpumap.__main__.bound_cpus", lambda: (112,))
+    assert main(["--strategy", "closest"]) == 0
+    out = capsys.readouterr().out
+    assert rows(out) == []
+    assert out.splitlines()[-1] == (
+        'warning: strategy "closest" goes by the CPUs that each process of this node '
+        "is bound to, which only a session compares; this one's are 112."
+    )
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert main(["--strategy", "closest"]) == 0
+    assert [row[4] for row in rows(capsys.readouterr().out)] == ["cuda:0"]
+
+
+@pytest.fixture
+def claims(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Generator[Claims]:
+    """Claims in a folder of the test's own, which are released at its end."""
+    folder = tmp_path / "claims"
+    folder.mkdir()
+    monkeypatch.setenv("GPUMAP_CLAIMS", str(folder))
+    with Claims(folder) as mine:
+        yield mine
+
+
+@pytest.mark.usefixtures("claims")
 def test_idle_devices_of_a_described_machine_are_shown(
     capsys: Shown, tmp_path: Path
 ) -> None:
@@ -400,7 +511,37 @@ def test_idle_devices_of_a_described_machine_are_shown(
     out = capsys.readouterr().out
     assert "used by" in out
     assert "ann, pid 7" in out
+    assert "nobody" in out
     assert "idle: the 1 of the pool with most free" in out
+
+
+def test_a_claimed_device_is_not_idle(capsys: Shown, claims: Claims) -> None:
+    """Who holds it is in the table and in the JSON, as in a session's decision."""
+    node = gpumap.machine("rtx3090x2")
+    assert claims.take(str(node.devices[0].uuid))
+    idle = ["--machine", "rtx3090x2", "--strategy", "idle", "--nproc", "1"]
+    assert main(idle) == 0
+    out = capsys.readouterr().out
+    assert [row[4] for row in rows(out)] == ["cuda:1"]
+    assert f"pid {os.getpid()}" in out
+    assert main([*idle, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    tenants = [device["tenants"] for device in found["node"]["devices"]]
+    assert [[t["pid"] for t in mine] for mine in tenants] == [[os.getpid()], []]
+    assert tenants[0][0]["claims"]
+    assert found["placements"][0]["device"]["index"] == 1
+
+
+def test_who_uses_a_device_is_shown_though_too_few_are_idle(
+    capsys: Shown, claims: Claims
+) -> None:
+    """The table has the tenants where the error says that nothing can start."""
+    assert claims.take(str(gpumap.machine("rtx3090x2").devices[0].uuid))
+    options = ["--machine", "rtx3090x2", "--nproc", "2", "--strategy", "idle"]
+    assert main(options) == 1
+    out = capsys.readouterr().out
+    assert " (claim)" in out
+    assert 'PlacementError: strategy "idle" wants 2 devices' in out
 
 
 def test_a_saved_node_has_its_cpus(capsys: Shown, tmp_path: Path) -> None:

@@ -4,11 +4,11 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import cast, get_args
 
-from gpumap.detect.cpus import allowed_cpus, with_cpus
+from gpumap.detect.cpus import allowed_cpus, bound_cpus, with_cpus
 from gpumap.detect.hardware import detect_node
 from gpumap.detect.launchers import detect_launch, launched_on
 from gpumap.detect.nvml import nvml_node
@@ -16,7 +16,9 @@ from gpumap.detect.rehearsal import REHEARSAL, rehearsed_nodes
 from gpumap.detect.tenants import with_tenants
 from gpumap.errors import DeviceError, GpumapError
 from gpumap.mapping.base import FrozenModel
-from gpumap.mapping.bound import bound
+from gpumap.mapping.bound import bound, doubt_of_cores, refuse_unknown_neighbours
+from gpumap.mapping.cpu_topology import CpuTopology
+from gpumap.mapping.cpus import cpu_list, no_cpus
 from gpumap.mapping.device_refs import DeviceRef, refs_of
 from gpumap.mapping.devices import Node, one_per_gpu
 from gpumap.mapping.launch import Launch, store_address
@@ -158,7 +160,8 @@ def _steps(asked: argparse.Namespace) -> Generator[Report, None, None]:
     launch = None if asked.nproc or asked.nodes else detect_launch()
     yield (report := report.model_copy(update={"launch": launch or _ALONE}))
     node = detect_node("auto", environ, launch or _ALONE)
-    if (asked.bind or asked.save) and not report.machine:
+    needs_cpus = asked.bind or asked.save or asked.strategy == "closest"
+    if needs_cpus and not report.machine:
         node = with_cpus(node)
     mask = mask_of(node, os.environ)
     shown_mask = mask and (mask[0], mask[1].encode(errors="replace").decode())
@@ -174,18 +177,22 @@ def _steps(asked: argparse.Namespace) -> Generator[Report, None, None]:
         launches = _pretended(sizes)
     else:
         launches = [launched_on(node, launch, os.environ)]
+    if asked.strategy == "idle":
+        used = {one: _with_users(one, environ) for one in dict.fromkeys(nodes)}
+        nodes = [used[one] for one in nodes]
     cluster = tuple(nodes) if len(nodes) > 1 else ()
-    report = report.model_copy(update={"launch": launches[0], "cluster": cluster})
+    report = report.model_copy(
+        update={"launch": launches[0], "node": nodes[0], "cluster": cluster}
+    )
     yield report
     placements: list[Placement] = []
     warnings = [doubt(node, os.environ), None if report.machine else _unseen(node)]
     allowed = allowed_cpus() if asked.bind and not report.machine else None
     for one, here in zip(launches, nodes, strict=True):
-        seen = with_tenants(here, environ) if asked.strategy == "idle" else here
-        found, said = _on_node(one, seen, policy, asked.backend)
-        if asked.bind:
-            found = bound(found, seen, asked.bind, allowed)
-        placements += [p for p in found if not one.local_rank or p.launch == one]
+        found, said = _placed(one, here, policy, asked, allowed)
+        placements += [
+            p for p in found if not one.local_rank or p.launch.rank == one.rank
+        ]
         warnings += said
     yield report.model_copy(
         update={
@@ -195,6 +202,61 @@ def _steps(asked: argparse.Namespace) -> Generator[Report, None, None]:
     )
     if launch is not None and launch.world_size > 1:
         store_address(launch)
+
+
+def _with_users(node: Node, environ: Mapping[str, str]) -> Node:
+    """Return the node with the tenants of its devices, holders of claims included."""
+    from gpumap.detect.claims import with_holders  # noqa: PLC0415 - who asks pays
+
+    return with_holders(with_tenants(node, environ), environ)
+
+
+def _placed(
+    launch: Launch,
+    node: Node,
+    policy: Policy,
+    asked: argparse.Namespace,
+    allowed: Collection[int] | None,
+) -> tuple[list[Placement], list[str | None]]:
+    """Return the placements of a node's ranks with their CPUs, and warnings.
+
+    There are none if they depend on what only a session knows.
+    """
+    said: list[str | None] = []
+    if policy.strategy == "closest" and node.devices:
+        launch, doubt_of_cpus = _with_bound(launch)
+        said.append(doubt_of_cpus)
+        if launch.node_cpus is None:
+            return [], said
+    found, more = _on_node(launch, node, policy, asked.backend)
+    said += more
+    if asked.bind is not None:
+        found, more = _bound(found, node, asked.bind, allowed)
+        said += more
+    return found, said
+
+
+def _with_bound(launch: Launch) -> tuple[Launch, str | None]:
+    """Return a launch with the CPUs of its node's processes, and what to say of them.
+
+    Without them if a launcher may have bound the other processes to other CPUs.
+    """
+    mine = bound_cpus()
+    alone = launch.world_size == 1 or launch.devices_bound
+    processes = 1 if alone else launch.local_world_size or 1
+    pretended = launch.launcher == "plan"
+    said = None
+    if processes > 1:
+        said = (
+            f'strategy "closest" is shown as if each of {processes} processes were '
+            f"bound to CPUs {cpu_list(mine)}, as this one is."
+            if pretended
+            else 'strategy "closest" goes by the CPUs that each process of this node '
+            f"is bound to, which only a session compares; this one's are "
+            f"{cpu_list(mine)}."
+        )
+    known = (mine,) * processes if pretended or processes == 1 else launch.node_cpus
+    return launch.model_copy(update={"node_cpus": known}), said
 
 
 def _on_node(
@@ -210,6 +272,35 @@ def _on_node(
     pool.refuse_conflicts(launch, backend, os.environ)
     placements = [pool.place(one) for one in launch.neighbours]
     return placements, [pool.idle(launch), *pool.warnings(launch)]
+
+
+def _bound(
+    found: Sequence[Placement], node: Node, how: Bind, allowed: Collection[int] | None
+) -> tuple[list[Placement], list[str | None]]:
+    """Return placements with their CPUs, and warnings about them.
+
+    Raises:
+        LaunchError: "exclusive", and the launcher does not tell the processes' number.
+        PlacementError: "exclusive", and a rank has no CPU of its own.
+    """
+    said: list[str | None] = []
+    launch, shown = found[0].launch, how
+    if how == "exclusive":
+        refuse_unknown_neighbours(launch)
+        if len(found) < (launch.local_world_size or 1):
+            shown = "numa"
+            said.append(
+                "of the CPUs shown, --bind exclusive gives this process a part: a "
+                "session shares them out among the ranks with devices beside them."
+            )
+    placements = bound(found, node, shown, allowed)
+    for one in placements:
+        if not one.cpus:
+            error = no_cpus(one.device, node.cpus or CpuTopology(), allowed or ())
+            if how == "exclusive":
+                raise error
+            said.append(" ".join(str(error).split("\n")))
+    return placements, [*said, doubt_of_cores(found, node, shown, allowed)]
 
 
 def _saved(report: Report, path: Path) -> Report:

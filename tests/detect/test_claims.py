@@ -18,8 +18,9 @@ from pathlib import Path
 import pytest
 
 from gpumap.detect import claims as module
-from gpumap.detect.claims import Claims, claims_folder, holder_of
+from gpumap.detect.claims import Claims, claims_folder, holder_of, with_holders
 from gpumap.errors import DeviceError
+from gpumap.mapping.devices import Device, Node, Tenant
 from helpers.programs import run_program, run_python, start_python
 
 PYTHON = Path(sys.executable).name
@@ -665,6 +666,32 @@ def test_a_holder_in_another_pid_namespace_has_a_user_but_no_pid(shared: Path) -
         ), done.stderr
 
 
+def test_the_holder_of_a_claim_is_among_the_tenants_of_its_device(
+    shared: Path,
+) -> None:
+    """It comes after those who use the device; by looking nothing is claimed."""
+    ann = Tenant(pid=7, user="ann")
+    cards = (
+        Device(kind="cuda", index=0, uuid="GPU-77a1", tenants=(ann,)),
+        Device(kind="cuda", index=1, uuid=NAME, tenants=(ann,)),
+        Device(kind="cuda", index=2, uuid="GPU-99c3"),
+        Device(kind="npu", index=3),
+    )
+    node = Node(hostname="n1", devices=cards)
+    environ = {"GPUMAP_CLAIMS": str(shared)}
+    with holding(shared) as process:
+        seen = with_holders(node, environ).devices
+    assert [d.tenants and [t.pid for t in d.tenants] for d in seen] == [
+        [7],
+        [7, process.pid],
+        None,
+        None,
+    ]
+    assert [t.claims for t in seen[1].tenants or ()] == [False, True]
+    assert with_holders(node, environ) == node
+    assert taken(shared) == "True"
+
+
 def descriptors() -> list[str]:
     """Return the open files of this process."""
     return sorted(path.name for path in Path("/proc/self/fd").iterdir())
@@ -677,8 +704,10 @@ def refusal(folder: Path) -> DeviceError:
     assert caught.value.happened == f"devices cannot be claimed in {folder}."
     assert caught.value.hint == (
         "Set GPUMAP_CLAIMS, for all jobs alike, to a folder of this machine in which "
-        "every user may make folders (chmod 1777), or write claim=False."
+        "every user may make folders (chmod 1777), or write claim=False and another "
+        'strategy than "idle".'
     )
+    assert caught.value.__cause__ is None
     return caught.value
 
 

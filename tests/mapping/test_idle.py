@@ -67,6 +67,25 @@ def test_only_devices_of_the_pool_are_taken() -> None:
     assert idlest(launch(0, 2), pool, one, 2) == pool
 
 
+@pytest.mark.parametrize(
+    ("pool", "count", "taken"),
+    [
+        ([0, 0], 2, [0, 0]),
+        ([1, 1, 0], 2, [0, 1]),
+        ([1, 1, 0], 3, [0, 1, 1]),
+        ([0, 2, 0, 2], 4, [2, 0, 2, 0]),
+    ],
+)
+def test_a_device_that_the_pool_lists_twice_is_taken_twice_after_the_others(
+    pool: list[int], count: int, taken: list[int]
+) -> None:
+    """Devices 0 and 1 have 5 GiB free, device 2 has 9."""
+    one = with_free(5, 5, 9)
+    devices = [one.devices[index] for index in pool]
+    found = idlest(launch(0, count), devices, one, count)
+    assert [device.index for device in found] == taken
+
+
 def test_slices_are_taken_of_different_gpus_first() -> None:
     """Of MIG slices on GPUs a, a, a, b, b, two ranks get one on a and one on b."""
     one = used(MIG, (ANN,), (), (), (), ())
@@ -134,6 +153,9 @@ def test_a_device_whose_tenants_are_unknown_is_an_error_that_names_the_extra() -
         chosen(used(node(2), (), None), 1)
     assert caught.value.happened == "who uses cuda:1 (GPU-a100n1…) on n1 is not known."
     assert "pip install gpumap-torch[nvml]" in caught.value.hint
+    assert caught.value.hint.endswith(
+        "A device that is described can be given its tenants: () for none."
+    )
 
 
 @st.composite

@@ -238,6 +238,39 @@ def test_a_plan_says_which_cpus_each_rank_would_be_bound_to() -> None:
     assert plan([n1], [2])[0].cpus is None
 
 
+def test_a_way_to_bind_that_does_not_exist_is_refused() -> None:
+    """What is written "NUMA" is not "numa"; the error says what there is."""
+    with pytest.raises(PlacementError) as caught:
+        plan([node(1)], [1], bind="NUMA")  # type: ignore[arg-type]  # the mistake
+    assert str(caught.value) == (
+        "bind='NUMA' is unknown.\n"
+        "There are 'numa' and 'exclusive'.\n"
+        "Write one of these, or leave it out."
+    )
+
+
+def test_an_explained_plan_says_on_which_nodes_cores_are_not_known() -> None:
+    """Two ranks deal CPUs 0 to 3 of n1 and n2; those of n3 are known to be cores."""
+    cards = tuple(
+        Device(kind="cuda", index=n, cpu_affinity=(0, 1, 2, 3)) for n in range(2)
+    )
+    told = CpuTopology(cores=((0, 2), (1, 3)))
+    nodes = [
+        Node(hostname="n1", devices=cards),
+        Node(hostname="n2", devices=cards),
+        Node(hostname="n3", devices=cards, cpus=told),
+    ]
+    whole = plan([nodes[0], *nodes], [2] * 4, bind="exclusive")
+    lines = [x for x in whole.explain().splitlines() if x.startswith("warning: ")]
+    doubt = (
+        "which of the CPUs 0-3 are hyper-threads of one core is not known: "
+        'bind="exclusive" counts each as a core, and two ranks may share one.'
+    )
+    assert lines == [f"warning: on n1, {doubt}", f"warning: on n2, {doubt}"]
+    assert "warning" not in plan(nodes, [1] * 3, bind="exclusive").explain()
+    assert "warning" not in plan(nodes, [2] * 3, bind="numa").explain()
+
+
 def test_more_ranks_than_cores_have_none_of_their_own() -> None:
     """A plan that gives each rank its own cores needs one for each."""
     cards = tuple(Device(kind="cuda", index=n, cpu_affinity=(0,)) for n in range(2))

@@ -72,6 +72,22 @@ def test_a_device_is_told_with_its_cpus_and_with_who_uses_it() -> None:
     ]
 
 
+def test_a_claim_is_told_from_a_use_and_an_idle_device_from_an_unknown_one() -> None:
+    """Nobody uses a device without tenants; blank is one that was not asked about."""
+    ann, bob = Tenant(pid=7, user="ann"), Tenant(pid=8, user="bob", claims=True)
+    cards = (
+        Device(kind="cuda", index=0, tenants=(ann, bob)),
+        Device(kind="cuda", index=1, tenants=()),
+        Device(kind="cuda", index=2, cpu_affinity=()),
+    )
+    assert device_table(Node(hostname="n1", devices=cards)).splitlines() == [
+        "device  used by",
+        "cuda:0  ann, pid 7; bob, pid 8 (claim)",
+        "cuda:1  nobody",
+        "cuda:2",
+    ]
+
+
 def test_a_slice_is_shown_with_its_gpu() -> None:
     """The last column of a MIG slice's row is the UUID of its GPU."""
     rows = device_table(MIG).splitlines()

@@ -30,9 +30,10 @@ from urllib.parse import quote
 
 from gpumap.detect.processes import local_time, tenant_of, user_name
 from gpumap.errors import DeviceError
-from gpumap.mapping.devices import Tenant
+from gpumap.mapping.devices import Device, Node, Tenant
+from gpumap.mapping.identity import claimed_as
 
-__all__ = ["CLAIMS", "Claims", "claims_folder", "holder_of"]
+__all__ = ["CLAIMS", "Claims", "claims_folder", "holder_of", "with_holders"]
 
 CLAIMS = "GPUMAP_CLAIMS"
 
@@ -176,6 +177,27 @@ def holder_of(folder: Path, name: str) -> Tenant | None:
         return next((_tenant(lock) for lock in _locks(folder, name)), None)
 
 
+def with_holders(node: Node, environ: Mapping[str, str]) -> Node:
+    """Return the node with the holders of claims among its devices' tenants.
+
+    Nothing is claimed by looking. Nobody can hold a device that has no name.
+
+    Raises:
+        DeviceError: The folder cannot be used.
+    """
+    folder = claims_folder(environ)
+    devices = tuple(_with_holder(device, node, folder) for device in node.devices)
+    return node.model_copy(update={"devices": devices})
+
+
+def _with_holder(device: Device, node: Node, folder: Path) -> Device:
+    name = claimed_as(device, node)
+    holder = None if name is None else holder_of(folder, name)
+    if holder is None:
+        return device
+    return device.model_copy(update={"tenants": (*(device.tenants or ()), holder)})
+
+
 _Key = tuple[int, int]
 """The device and the inode of a file."""
 
@@ -231,8 +253,9 @@ def _alone(folder: Path) -> Generator[None, None, None]:
             f"devices cannot be claimed in {folder}.",
             f"The system says: {error}.",
             f"Set {CLAIMS}, for all jobs alike, to a folder of this machine in which "
-            "every user may make folders (chmod 1777), or write claim=False.",
-        ) from error
+            "every user may make folders (chmod 1777), or write claim=False and "
+            'another strategy than "idle".',
+        ) from None
 
 
 def _locks(folder: Path, name: str) -> list[_Lock]:

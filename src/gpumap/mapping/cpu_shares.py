@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import combinations
+from typing import get_args
 
 from gpumap.errors import PlacementError
 from gpumap.mapping.base import FrozenModel, Index
@@ -10,7 +11,7 @@ from gpumap.mapping.cpus import cpu_list
 from gpumap.mapping.policy import Bind
 from gpumap.words import plural
 
-__all__ = ["CpuShare", "shares_of_cpus"]
+__all__ = ["CpuShare", "refuse_unknown_bind", "shares_of_cpus", "untold_cores"]
 
 
 class CpuShare(FrozenModel):
@@ -39,15 +40,18 @@ def shares_of_cpus(
     differ by one core at most, and lower local ranks have the larger ones. A rank
     without CPUs has the empty share; the caller raises or logs no_cpus().
 
+    untold_cores() says whether the topology tells the cores of these CPUs.
+
     Raises:
-        PlacementError: "exclusive", and there are fewer cores than ranks, or the CPUs
-            of two ranks overlap without being the same.
+        PlacementError: how is unknown; or it is "exclusive", and there are fewer cores
+            than ranks, or the CPUs of two ranks overlap without being the same.
 
     >>> cores = CpuTopology(cores=((0, 4), (1, 5), (2, 6), (3, 7)))
     >>> shares = shares_of_cpus([range(8)] * 2, cores, "exclusive")
     >>> [cpu_list(share.cpus) for share in shares]
     ['0-1,4-5', '2-3,6-7']
     """
+    refuse_unknown_bind(how)
     wanted = [tuple(sorted(set(cpus))) for cpus in beside]
     if how == "exclusive":
         _refuse_overlaps(wanted)
@@ -63,6 +67,38 @@ def shares_of_cpus(
         threads = max(len(cores) // len(crowd), 1) if cpus else 0
         shares.append(CpuShare(cpus=own, threads=threads))
     return tuple(shares)
+
+
+def refuse_unknown_bind(how: object) -> None:
+    """Check that a way to bind is one of Bind's.
+
+    Raises:
+        PlacementError: It is none of them.
+    """
+    if how not in get_args(Bind):
+        raise PlacementError(
+            f"bind={how!r} is unknown.",
+            f"There are {' and '.join(map(repr, get_args(Bind)))}.",
+            "Write one of these, or leave it out.",
+        )
+
+
+def untold_cores(
+    beside: Sequence[Sequence[int]], topology: CpuTopology, how: Bind
+) -> str | None:
+    """Return a warning if "exclusive" may part the hyper-threads of one core.
+
+    beside is that of shares_of_cpus(), which counts a CPU of an unknown core as one.
+    """
+    wanted = [set(cpus) for cpus in beside]
+    dealt = {cpu for cpus in wanted if wanted.count(cpus) > 1 for cpu in cpus}
+    untold = dealt - {cpu for core in topology.cores for cpu in core}
+    if how != "exclusive" or not untold:
+        return None
+    return (
+        f"which of the CPUs {cpu_list(untold)} are hyper-threads of one core is not "
+        'known: bind="exclusive" counts each as a core, and two ranks may share one.'
+    )
 
 
 def _part(

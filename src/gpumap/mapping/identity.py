@@ -2,10 +2,22 @@
 
 import re
 
+from gpumap.errors import DeviceError
 from gpumap.mapping.base import FrozenModel
 from gpumap.mapping.devices import Device, Node
 
-__all__ = ["Identity", "identity_of", "lasting_name", "tells"]
+__all__ = [
+    "Identity",
+    "claimed_as",
+    "identity_of",
+    "lasting_name",
+    "tells",
+    "unclaimable",
+]
+
+# Of these, some version of torch tells a UUID or a bus ID, and another nothing: a
+# number would be a second name.
+_NAMED_KINDS = ("cuda", "xpu")
 
 
 class Identity(FrozenModel):
@@ -66,6 +78,58 @@ def lasting_name(device: Device, node: Node) -> str | int:
         if name is not None and names.count(name) == 1:
             return name
     return device.index
+
+
+def claimed_as(device: Device, node: Node) -> str | None:
+    """Return the name that every process of a host claims a device by.
+
+    It is made of the device alone, so that processes with different masks agree: its
+    UUID, or else its PCI bus ID, or else its kind and physical index, which counts in
+    one container. A bus ID is not added to the UUID: torch 2.6 does not tell it.
+
+    It is None, and unclaimable() says why, if nothing names the device for certain, or
+    another visible one has the same name, as AMD's partitions of one GPU have. Under a
+    mask that leaves one partition this is not seen: the whole GPU is claimed then, so
+    that another job may be refused a free partition, and is never given a taken one.
+    """
+    name = _own_name(device)
+    alike = [other for other in node.devices if _own_name(other) == name]
+    return name if len(alike) == 1 else None
+
+
+def _own_name(device: Device) -> str | None:
+    if device.mig in (device.uuid, device.pci_bus_id) and device.mig is not None:
+        return None  # without NVML, slices of one GPU cannot be told apart
+    if tells(device.uuid):
+        return device.uuid
+    if device.pci_bus_id is not None:
+        return device.pci_bus_id if device.mig is None else None
+    if device.physical_index is None or device.kind in _NAMED_KINDS:
+        return None
+    return f"{device.kind}:{device.physical_index}"
+
+
+def unclaimable(device: Device, node: Node) -> DeviceError:
+    """Return the error that says why claimed_as() is None."""
+    name = _own_name(device)
+    alike = [x for x in node.devices if name is not None and _own_name(x) == name]
+    if alike:
+        seen = f"{', '.join(map(str, alike))} all have the name {name}."
+        hint = "Write claim=False."
+    elif device.mig is not None:
+        seen = "It is a slice, and its own UUID is not known."
+        hint = (
+            "Install the extra, pip install gpumap-torch[nvml], which tells it, or "
+            "write claim=False."
+        )
+    else:
+        seen = "Neither its UUID nor its PCI bus ID nor its physical index is known."
+        hint = "Write claim=False."
+    return DeviceError(
+        f"{device} on {node.hostname} has no name of its own to be claimed by.",
+        seen,
+        hint,
+    )
 
 
 def tells(uuid: str | None) -> bool:

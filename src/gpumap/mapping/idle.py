@@ -18,7 +18,8 @@ def idlest(
     """Return `count` devices of a pool without tenants, by free memory.
 
     The most comes first; ties go by index. A second slice of one GPU comes after the
-    first of every other. What is decided depends on nothing but the arguments.
+    first of every other, and so does a device that the pool lists again. What is
+    decided depends on nothing but the arguments.
 
     Raises:
         DeviceError: Who uses a device is not known.
@@ -37,14 +38,17 @@ def idlest(
             f"who uses {', '.join(map(str, unknown))} on {node.hostname} is not known.",
             'strategy "idle" asks NVML, which is not installed, or does not tell.',
             "Install the extra, pip install gpumap-torch[nvml]; for devices that are "
-            'not NVIDIA\'s, choose another strategy, for instance "local_rank".',
+            'not NVIDIA\'s, choose another strategy, for instance "local_rank". A '
+            "device that is described can be given its tenants: () for none.",
         )
     idle = [device for device in pool if not device.tenants]
     if len(idle) < count:
         raise _too_few(launch, pool, node, count)
     idle.sort(key=lambda device: (-_free(device), device.index))
     apart = one_per_gpu(idle)
-    return (*apart, *(device for device in idle if device not in apart))[:count]
+    for device in apart:
+        idle.remove(device)
+    return (*apart, *idle)[:count]
 
 
 def _free(device: Device) -> int:

@@ -78,10 +78,23 @@ class Plan(Sequence[Placement]):
         return found
 
     def explain(self) -> str:
-        """Return a table with a line for each rank, and one for each conflict."""
+        """Return a table with a line for each rank, conflict, and doubt about cores."""
         conflicts = (f"conflict: {conflict}" for conflict in self.conflicts())
         table = placement_table(self, lambda node_rank: self.nodes[node_rank].hostname)
-        return "\n".join([table, *conflicts])
+        return "\n".join([table, *conflicts, *self._doubts()])
+
+    def _doubts(self) -> list[str]:
+        """Return a line for each node whose cores "exclusive" may part."""
+        if self.bind != "exclusive":
+            return []
+        from gpumap.mapping.bound import doubt_of_cores  # noqa: PLC0415 - as below
+
+        found = [
+            (node.hostname, doubt_of_cores(self._bound(node_rank), node, self.bind))
+            for node_rank, node in enumerate(self.nodes)
+        ]
+        lines = (f"warning: on {host}, {doubt}" for host, doubt in found if doubt)
+        return list(dict.fromkeys(lines))
 
     def _bound(self, node_rank: int) -> list[Placement]:
         """Return the placements of a node's ranks, with the CPUs of each."""
@@ -139,8 +152,12 @@ def plan(
     Raises:
         LaunchError: There are not as many sizes as nodes, or one is below 1.
         DeviceError: A device is named that is not there.
-        PlacementError: Some rank has no device.
+        PlacementError: Some rank has no device, or bind is unknown.
     """
+    if bind is not None:
+        from gpumap.mapping.cpu_shares import refuse_unknown_bind  # noqa: PLC0415
+
+        refuse_unknown_bind(bind)
     if len(nodes) != len(local_world_sizes):
         raise LaunchError(
             f"{len(nodes)} nodes and {len(local_world_sizes)} local world sizes.",

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 
 from gpumap.mapping.cpus import cpu_list
-from gpumap.mapping.devices import Device, Link, Node
+from gpumap.mapping.devices import Device, Link, Node, Tenant
 from gpumap.mapping.placement import Placement
 
 __all__ = ["aligned", "device_table", "link_name", "link_table", "placement_table"]
@@ -19,8 +19,8 @@ _COLUMNS: dict[str, Callable[[Device], object]] = {
     "busy": lambda d: None if d.utilization is None else f"{d.utilization} %",
     "SMs": lambda d: d.multiprocessors,
     "NUMA": lambda d: d.numa_node,
-    "CPUs": lambda d: d.cpu_affinity and cpu_list(d.cpu_affinity),
-    "used by": lambda d: d.tenants and "; ".join(map(str, d.tenants)),
+    "CPUs": lambda d: cpu_list(d.cpu_affinity or ()),
+    "used by": lambda d: _tenants(d.tenants),
     "slice of": lambda d: d.mig,
 }
 
@@ -88,6 +88,14 @@ def link_name(link: Link) -> str:
     if link.nvlinks:
         return f"NV{link.nvlinks}"
     return "XGMI" if link.xgmi else link.pcie or "?"
+
+
+def _tenants(tenants: Sequence[Tenant] | None) -> str | None:
+    """Return who uses or claims a device, in words; None if that was not asked for."""
+    if tenants is None:
+        return None
+    words = (f"{x} (claim)" if x.claims else str(x) for x in tenants)
+    return "; ".join(words) or "nobody"
 
 
 def _gib(size: int | None) -> str | None:

@@ -7,14 +7,21 @@ from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
-from gpumap.detect.claims import CLAIMS, Claims, claims_folder, holder_of
+from gpumap.detect.claims import (
+    CLAIMS,
+    Claims,
+    claims_folder,
+    holder_of,
+    with_holders,
+)
 from gpumap.detect.cpus import allowed_cpus, bound_cpus, with_cpus
 from gpumap.detect.measure import measure
 from gpumap.detect.rehearsal import REHEARSAL
 from gpumap.detect.tenants import with_tenants
-from gpumap.errors import LaunchError, PlacementError, RollCallError
+from gpumap.errors import PlacementError, RollCallError
 from gpumap.mapping.balance import number_of
-from gpumap.mapping.cpu_shares import CpuShare, shares_of_cpus
+from gpumap.mapping.bound import refuse_unknown_neighbours
+from gpumap.mapping.cpu_shares import CpuShare, shares_of_cpus, untold_cores
 from gpumap.mapping.cpu_topology import CpuTopology
 from gpumap.mapping.cpus import (
     cpu_list,
@@ -24,7 +31,7 @@ from gpumap.mapping.cpus import (
     parse_cpu_list,
 )
 from gpumap.mapping.devices import CPU, Device, Node
-from gpumap.mapping.identity import lasting_name
+from gpumap.mapping.identity import claimed_as, lasting_name, unclaimable
 from gpumap.mapping.launch import Launch
 from gpumap.mapping.policy import Policy
 from gpumap.mapping.pool import Pool
@@ -71,7 +78,7 @@ class PoolDecision:
                 rank has no CPU of its own.
         """
         if self._options.bind == "exclusive":
-            _refuse_unknown_neighbours(launch)
+            refuse_unknown_neighbours(launch)
         node, mine = self._with_cpus(policy, node), self._facts(launch)
         alone = launch.world_size == 1 or launch.local_rank is None
         ranks = 1 if alone else launch.local_world_size or 1
@@ -157,7 +164,7 @@ class PoolDecision:
             if policy.strategy == "idle":
                 ours = {one.member.pid for one in facts}
                 node = _without(ours, with_tenants(node, options.environ))
-                node = _with_claims(node, folder)
+                node = with_holders(node, options.environ)
             pool = Pool.of(policy, node, first)
             devices = [pool.device_of(one.launch) for one in facts]
             chosen = [d for d in dict.fromkeys(devices) if pool.devices]
@@ -188,7 +195,9 @@ class PoolDecision:
     def _claim(self, devices: Sequence[Device], node: Node, folder: Path) -> None:
         claims = self._held.enter_context(Claims(folder))
         for device in devices:
-            name = _claimed_as(device, node)
+            name = claimed_as(device, node)
+            if name is None:
+                raise unclaimable(device, node)
             if not claims.take(name):
                 holder = holder_of(folder, name)
                 raise PlacementError(
@@ -213,6 +222,8 @@ class PoolDecision:
         topology = node.cpus or CpuTopology()
         lists = [parse_cpu_list(cpus) for cpus in beside]
         share = shares_of_cpus(lists, topology, bind)[place]
+        if place == 0 and (doubt := untold_cores(lists, topology, bind)):
+            log.warning("%s", doubt)
         if share.cpus:
             return share
         error = no_cpus(device, topology, parse_cpu_list(mine.allowed or ""))
@@ -239,20 +250,6 @@ def _all_beside(facts: Sequence[Facts]) -> Decision:
     return Decision(ranks=len(facts), beside=tuple(one.beside for one in facts))
 
 
-def _refuse_unknown_neighbours(launch: Launch) -> None:
-    unknown = launch.local_rank is None or launch.local_world_size is None
-    if unknown and launch.world_size > 1:
-        raise LaunchError(
-            'bind="exclusive" deals the CPUs among the processes of this node, and the '
-            "launcher does not say how many they are.",
-            f"{launch.launcher}: local_rank={launch.local_rank}, "
-            f"local_world_size={launch.local_world_size}.",
-            "Set LOCAL_RANK and LOCAL_WORLD_SIZE for each process, or start with "
-            'torchrun; or write bind="numa".',
-            ("LOCAL_RANK", "LOCAL_WORLD_SIZE"),
-        )
-
-
 def _without(pids: Collection[int], node: Node) -> Node:
     """Return the node without this job's own processes among its devices' tenants."""
     devices = tuple(
@@ -264,29 +261,6 @@ def _without(pids: Collection[int], node: Node) -> Node:
         for d in node.devices
     )
     return node.model_copy(update={"devices": devices})
-
-
-def _with_claims(node: Node, folder: Path | None) -> Node:
-    """Return the node with the holders of claims among its devices' tenants."""
-    if folder is None:
-        return node
-    holders = {d.index: holder_of(folder, _claimed_as(d, node)) for d in node.devices}
-    devices = tuple(
-        d.model_copy(update={"tenants": (*(d.tenants or ()), holder)})
-        if (holder := holders[d.index])
-        else d
-        for d in node.devices
-    )
-    return node.model_copy(update={"devices": devices})
-
-
-def _claimed_as(device: Device, node: Node) -> str:
-    """Return the name that every process of the machine claims a device by."""
-    name = lasting_name(device, node)
-    if isinstance(name, str):
-        return name
-    physical = device.index if device.physical_index is None else device.physical_index
-    return f"{device.kind}:{physical}"
 
 
 @contextmanager
