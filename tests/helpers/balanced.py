@@ -14,6 +14,7 @@ import gpumap
 
 RANK = int(os.environ.get("RANK", "0"))
 BATCH = int(os.environ.get("BATCH", "8"))
+OPTIONS: dict[str, Any] = json.loads(os.environ.get("OPTIONS", "{}"))
 SPEEDS = [float(speed) for speed in os.environ.get("SPEEDS", "1,1").split(",")]
 
 
@@ -29,11 +30,11 @@ def model() -> nn.Module:
     return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2)).double()
 
 
-def session(**options: Any) -> Any:
-    """Return a session with a balance by these options and speeds by device."""
-    speeds = dict(enumerate(SPEEDS))
-    balance = gpumap.Balance(**{"batch": BATCH, "speeds": speeds, **options})
-    return gpumap.ddp_session(model(), balance=balance, start_timeout=30)
+def session(own: nn.Module | None = None, **options: Any) -> Any:
+    """Return a session with a balance by these options and OPTIONS."""
+    given = {"batch": BATCH, "speeds": dict(enumerate(SPEEDS)), **options, **OPTIONS}
+    balance = gpumap.Balance(**given)
+    return gpumap.ddp_session(own or model(), balance=balance, start_timeout=30)
 
 
 def train() -> None:
@@ -58,26 +59,70 @@ def train() -> None:
 
 
 def shares() -> None:
-    """Print the shares, or fail."""
-    options = json.loads(os.environ.get("OPTIONS", "{}"))
-    with session(**options):
+    """Print the shares, and those of batches of other sizes; or fail."""
+    with session():
         s = gpumap.current()
         say("rank", RANK, "has", s.batch_size, "of", s.shares, "split", s.split(5))
+        for total in json.loads(os.environ.get("SPLIT", "[]")):
+            say("split", total, s.split(total))
+
+
+class Timed(nn.Module):
+    """A model that takes 1 / speed seconds for a sample, by a clock of its own."""
+
+    def __init__(self) -> None:
+        """Make a layer, and set the clock to 0."""
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.speed, self.now = nn.Linear(3, 2), 1.0, 0.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the layer's output, and set the clock forward."""
+        self.now += len(x) / self.speed
+        out: torch.Tensor = self.layer(x)
+        return out
 
 
 def adapt() -> None:
-    """Measure speeds that are known, and split by them between epochs."""
-    from gpumap.runtime.pace import Pace  # noqa: PLC0415 - others do not load it
+    """Train by a clock that each rank sets by its speed; rebalance between epochs.
+
+    EPOCHS has the speed of each rank in each epoch; none if its step is not finished.
+    """
+    from gpumap.runtime import pace  # noqa: PLC0415 - others do not load it
 
     logging.basicConfig(level=logging.INFO)
-    measured = iter([None, SPEEDS[RANK], 1.0])
-    pace: Any = Pace
-    pace.samples_per_second = lambda _: next(measured)
-    with session(speeds="adapt"):
+    timed = Timed()
+    moment: Any = pace._Instant  # noqa: SLF001 - a point in time
+    vars(pace)["perf_counter"] = lambda: timed.now
+    with session(timed, speeds="adapt") as m:
         s = gpumap.current()
-        for _ in range(3):
+        say("rank", RANK, "has", s.batch_size)
+        for speeds in json.loads(os.environ["EPOCHS"]):
+            moment.query = lambda _, speed=speeds[RANK]: speed is not None
+            timed.speed = speeds[RANK] or 1.0
+            out: Any = m(torch.ones(2, 3))
+            out.mean().backward()
             s.rebalance()
             say("rank", RANK, "has", s.batch_size)
+    left = [*m._forward_pre_hooks.values(), *m._forward_hooks.values()]  # noqa: SLF001 - where torch keeps them
+    say("left", left, "register_comm_hook" in vars(m))
+
+
+def sideways() -> None:
+    """Train twice on samples that are in the second dimension; COUNT counts them."""
+    counted: list[int] = []
+
+    def count(args: tuple[Any, ...], _: object) -> int:
+        counted.append(args[0].shape[1])
+        return counted[-1]
+
+    own: dict[str, Any] = {"count": count} if "COUNT" in os.environ else {}
+    with session(**own) as m:
+        x = torch.ones(5, gpumap.current().batch_size, 3, dtype=torch.float64)
+        for _ in range(2):
+            out: Any = m(x)
+            out.mean().backward()
+    say("counted", counted)
 
 
 def without() -> None:
@@ -102,6 +147,7 @@ RARE = [
         "runtime.binding",
         "runtime.pace",
         "runtime.pool_decision",
+        "runtime.samples",
         "runtime.weights",
     )
 ]

@@ -18,7 +18,8 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from torch.utils.checkpoint import checkpoint
 
 import gpumap
-from gpumap.runtime.weights import Count, Weights
+from gpumap.runtime.samples import Count
+from gpumap.runtime.weights import Weights
 
 RANK = int(os.environ.get("RANK", "0"))
 # Tools that look for examples import this without arguments.
@@ -89,6 +90,25 @@ class Losing(Model):
         return self.put(scores, scores.square().mean())
 
 
+class Hiding(Model):
+    """The same, whose second output holds a tensor that cannot be found in it."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        """Return the scores, and a distribution around them."""
+        scores = super().forward(x)
+        return scores, torch.distributions.Normal(scores, 1.0)
+
+
+class Keeping(Model):
+    """The same, which keeps a loss of its own beside its output."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the scores."""
+        scores = super().forward(x)
+        self.kept = scores.square().mean()
+        return scores
+
+
 class Table(Model):
     """A model with sparse gradients."""
 
@@ -146,6 +166,40 @@ def chained(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return usual(m, m(x))
 
 
+def inside(m: nn.Module) -> Any:
+    """Return the model itself, wrapped or not."""
+    return getattr(m, "module", m)
+
+
+def hidden(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """Return a loss of an output and of a tensor that another output hides."""
+    scores, spread = m(x)
+    loss: torch.Tensor = (scores - 3 * x).pow(4).mean() - spread.log_prob(9 * x).mean()
+    return loss
+
+
+def kept(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """Return a loss of the output and of what the model has kept."""
+    loss: torch.Tensor = usual(m, x) + inside(m).kept
+    return loss
+
+
+def of_features(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """Return a loss of the output and of features that a hook takes out."""
+    features: list[torch.Tensor] = []
+    hook = inside(m).first.register_forward_hook(lambda *of: features.append(of[2]))
+    loss = usual(m, x)
+    hook.remove()
+    return loss + features[0].square().mean()
+
+
+def penalized(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """Return a loss with a penalty on the parameters that it trains."""
+    trained = [p for p in m.parameters() if p.requires_grad]
+    penalty = torch.stack([p.square().sum() for p in trained]).sum()
+    return usual(m, x) + 0.1 * penalty
+
+
 @dataclass(frozen=True)
 class Case:
     """How one of the trainings is done."""
@@ -153,6 +207,7 @@ class Case:
     make: Callable[[], nn.Module] = Model
     loss: Callable[[nn.Module, torch.Tensor], torch.Tensor] = usual
     calls: int = 1
+    reduces_each: bool = False
     batch: int = BATCH
     count: Count | None = None
     weigh: bool = True
@@ -189,6 +244,16 @@ CASES = {
     "buckets": replace(USUAL, ddp=(("bucket_cap_mb", 1e-4),)),
     "unused": replace(USUAL, unused=False, ddp=(("find_unused_parameters", True),)),
     "static": replace(USUAL, unused=False, ddp=(("static_graph", True),)),
+    "hidden_beside_a_tensor": replace(USUAL, make=Hiding, loss=hidden),
+    "kept_by_the_model": replace(USUAL, make=Keeping, loss=kept),
+    "features_by_a_hook": replace(USUAL, loss=of_features),
+    "penalty": replace(USUAL, loss=penalized),
+    "penalty_own_hook": replace(USUAL, loss=penalized, hook=own_hook),
+    "accumulated_own_hook": replace(USUAL, calls=3, hook=own_hook),
+    "without_no_sync": replace(USUAL, calls=2, reduces_each=True),
+    "without_no_sync_views": replace(
+        USUAL, calls=2, reduces_each=True, ddp=(("gradient_as_bucket_view", True),)
+    ),
     "checkpointed": replace(USUAL, make=Checkpointed),
     "tuple": replace(USUAL, make=lambda: Losing(Both), loss=of_both),
     "dataclass": replace(
@@ -218,13 +283,15 @@ def part(batch: torch.Tensor) -> torch.Tensor:
 
 
 def alone(case: Case) -> nn.Module:
-    """Train in one process, on all batches of a step at once."""
+    """Train in one process, on all batches of a step at once or one after another."""
     model = made(case)
     optimizer = torch.optim.SGD(model.parameters(), 0.005, momentum=case.momentum)
     for batches in steps(case.calls):
         optimizer.zero_grad()
-        loss: Any = case.loss(model, torch.cat(batches).to(case.dtype))
-        loss.backward()
+        wholes = batches if case.reduces_each else [torch.cat(batches)]
+        for whole in wholes:
+            loss: Any = case.loss(model, whole.to(case.dtype))
+            (loss / len(wholes)).backward()
         optimizer.step()
     return model
 
@@ -240,8 +307,8 @@ def together(case: Case) -> nn.Module:
         for batches in steps(case.calls):
             optimizer.zero_grad()
             for number, batch in enumerate(batches, 1):
-                is_last = number == len(batches)
-                with contextlib.nullcontext() if is_last else m.no_sync():
+                reduces = case.reduces_each or number == len(batches)
+                with contextlib.nullcontext() if reduces else m.no_sync():
                     x = part(batch).to(device, case.dtype)
                     loss: Any = case.loss(m, x)
                     (loss / len(batches)).backward()

@@ -219,6 +219,19 @@ def test_a_speed_fits_a_float(speed: Any) -> None:
     assert caught.value.seen == "Of 1 speed, 0 can be used."
 
 
+@pytest.mark.parametrize("speeds", [{0: 3.0, 1: 1.0}, {3.0, 1.0}, "31"])
+def test_what_has_no_number_for_each_rank_is_not_a_list_of_speeds(speeds: Any) -> None:
+    """The keys of a mapping are not speeds, and a set has no order."""
+    with pytest.raises(PlacementError) as caught:
+        split_batch(9, speeds)
+    assert caught.value.args == (
+        f"speeds={speeds!r} is not a list of speeds.",
+        f"Its type is {type(speeds).__name__}.",
+        "Write the speed of each rank, in their order: speeds=[3.0, 1.0].",
+        (),
+    )
+
+
 REFUSED: list[tuple[Any, dict[str, Any], tuple[object, ...]]] = [
     (
         (9, []),

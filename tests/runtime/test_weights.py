@@ -2,12 +2,13 @@
 
 import copy
 import gc
+import io
 import re
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -21,6 +22,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.optimizer_overlap_hooks import 
 )
 
 import gpumap
+from gpumap.runtime.pace import Pace
 from gpumap.runtime.weights import Weights, refuse_options
 from helpers.accelerator import accelerator
 from helpers.jobs import Ended, run
@@ -45,6 +47,14 @@ EXACT = [
     "tokens",
     "other_batch",
     "own_hook",
+    "hidden_beside_a_tensor",
+    "kept_by_the_model",
+    "features_by_a_hook",
+    "penalty",
+    "penalty_own_hook",
+    "accumulated_own_hook",
+    "without_no_sync",
+    "without_no_sync_views",
 ]
 # The pretended accelerator has no autocast, pinned memory, or sparse tensors.
 EXACT_ON_CPU = [*EXACT, "checkpointed", "unused", "static", "sparse"]
@@ -272,6 +282,15 @@ def test_a_number_of_samples_that_cannot_be_is_an_error(
             call(m)
 
 
+def test_a_count_may_be_a_tensor_of_one_whole_number() -> None:
+    """What can be used as an index is a number of samples, also numpy's integers."""
+    told: list[int] = []
+    with gpumap.ddp_session(Net()) as m:
+        Weights(m, 4, count=lambda *_: torch.tensor(7), computed=told.append)
+        backward(m(torch.ones(2, 3)))
+    assert told == [7]
+
+
 @pytest.mark.parametrize(
     "call",
     [
@@ -297,14 +316,18 @@ def test_samples_are_the_first_dimension_of_the_first_tensor(
     assert told == [3, 2]
 
 
-def test_an_inputs_own_gradient_is_not_weighed() -> None:
-    """The gradient of an input is the plain model's, wherever the input is."""
+@pytest.mark.parametrize("calls_before", [0, 1])
+def test_an_inputs_own_gradient_is_not_weighed(calls_before: int) -> None:
+    """The gradient of an input is the plain model's, also after a call of 7 samples."""
     net = Net()
     plain = torch.ones(2, 3, requires_grad=True)
     backward(net(plain))
     weighed = torch.ones(2, 3, requires_grad=True)
     with gpumap.ddp_session(net) as m:
         Weights(m, 16)
+        with m.no_sync():
+            for _ in range(calls_before):
+                backward(m(torch.ones(7, 3)))
         backward(m([weighed][0]))
     assert plain.grad is not None
     torch.testing.assert_close(weighed.grad, plain.grad)
@@ -314,15 +337,25 @@ class Mapped(dict[str, Any]):
     """A mapping of a type of its own."""
 
 
+class Output(dict[str, Any]):
+    """A mapping that forbids update(), as transformers' ModelOutput does."""
+
+    def update(self, *_: Any, **__: Any) -> None:
+        """Refuse."""
+        raise NotImplementedError
+
+
 @pytest.mark.parametrize(
     ("put", "take"),
     [
         (lambda t: [t, 1], lambda out: out[0]),
         (lambda t: (None, t), lambda out: out[1]),
         (lambda t: Mapped(a={"b": t}), lambda out: out["a"]["b"]),
+        (lambda t: Output(a=t), lambda out: out["a"]),
+        (lambda t: MappingProxyType({"a": t}), lambda out: out["a"]),
         (lambda t: t.max(dim=1), lambda out: out.values),
     ],
-    ids=["list", "tuple", "mapping", "torch's own"],
+    ids=["list", "tuple", "mapping", "without update", "read-only", "torch's own"],
 )
 def test_outputs_keep_their_types(
     put: Callable[[torch.Tensor], Any], take: Callable[[Any], torch.Tensor]
@@ -338,6 +371,85 @@ def test_outputs_keep_their_types(
         assert torch.equal(take(out), take(expected))
         backward(take(out))
     assert net.layer.weight.grad is not None
+
+
+class Fixed(Mapping[str, Any]):
+    """A mapping of one item that cannot be modified."""
+
+    def __init__(self, item: Any) -> None:
+        """Keep the item."""
+        self.item = item
+
+    def __getitem__(self, _: str) -> Any:
+        """Return the item."""
+        return self.item
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the name of the item."""
+        return iter(["item"])
+
+    def __len__(self) -> int:
+        """Return 1."""
+        return 1
+
+
+def test_a_mapping_that_cannot_be_modified_stays_as_it_is() -> None:
+    """Beside a tensor it is the model's own; alone it is an error, as in any object."""
+    kept: list[Any] = []
+
+    def put(out: torch.Tensor) -> Any:
+        kept.append(Fixed(out))
+        return kept[-1] if len(kept) > 1 else (out, kept[-1])
+
+    with gpumap.ddp_session(Net(put)) as m:
+        Weights(m, 16)
+        scores, fixed = m(torch.ones(2, 3))
+        assert fixed is kept[0]
+        backward(scores + fixed["item"])
+        with pytest.raises(gpumap.SessionError, match="no call of the wrapped model"):
+            backward(m(torch.ones(2, 3))["item"])
+
+
+def test_samples_are_found_in_a_mapping_that_cannot_be_modified() -> None:
+    """Arguments are only looked at, so that any mapping will do."""
+    told: list[int] = []
+    given = Net()
+    layer: Any = given.layer
+    forward: Any = lambda batch: layer(batch["item"])  # noqa: E731 - a method
+    given.forward = forward  # type: ignore[method-assign]
+    with gpumap.ddp_session(given) as m:
+        Weights(m, 4, computed=told.append)
+        backward(m(Fixed(torch.ones(3, 3))))
+    assert told == [3]
+
+
+def thrown_away(m: Any, x: torch.Tensor) -> None:
+    """Accumulate a gradient, and throw it away."""
+    with m.no_sync():
+        backward(m(x))
+    m.zero_grad()
+
+
+def taken_out(m: Any, x: torch.Tensor) -> None:
+    """Have a gradient returned that is not accumulated."""
+    with m.no_sync():
+        torch.autograd.grad(m(x).mean(), list(m.parameters()))
+
+
+@pytest.mark.parametrize("before", [thrown_away, taken_out])
+def test_calls_whose_gradients_were_thrown_away_do_not_count(
+    before: Callable[[Any, torch.Tensor], None],
+) -> None:
+    """A call that comes when no parameter has a gradient is the first to count."""
+    net, x = Net(), torch.rand(2, 3)
+    backward(net(x))
+    plain = copy.deepcopy(net.layer.weight.grad)
+    net.zero_grad()
+    with gpumap.ddp_session(net) as m:
+        Weights(m, 16)
+        before(m, torch.rand(6, 3))
+        backward(m(x))
+    torch.testing.assert_close(net.layer.weight.grad, plain)
 
 
 def test_a_call_of_several_outputs_counts_once() -> None:
@@ -398,6 +510,44 @@ def test_a_copy_of_the_model_has_nothing_of_it() -> None:
         backward(m(torch.ones(2, 3)))
         assert not m.module._forward_hooks  # noqa: SLF001 - where torch keeps them
         assert not m.module._forward_pre_hooks  # noqa: SLF001 - as above
+
+
+def saved(m: nn.Module) -> Any:
+    """Return what torch.load makes of what torch.save has made of a model."""
+    file = io.BytesIO()
+    torch.save(m, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, saved])
+def test_a_copy_of_the_wrapped_model_has_nothing_of_it(
+    copied: Callable[[Any], Any],
+) -> None:
+    """It can be copied and saved as without weights, and is weighed as before."""
+    told: list[int] = []
+    with gpumap.ddp_session(nn.Linear(3, 2)) as m:
+        before = vars(m).keys() - {"reducer", "logger"}
+        pace = Pace(m)
+        m.register_forward_hook(flattened)
+        Weights(m, 4, computed=told.append)
+        backward(m(torch.ones(2, 3)))
+        other = copied(m)
+        assert before <= vars(other).keys() <= vars(m).keys() | {"broadcast_buffers"}
+        assert "register_comm_hook" not in vars(other)
+        assert not other._forward_pre_hooks  # noqa: SLF001 - where torch keeps them
+        assert list(other._forward_hooks.values()) == [flattened]  # noqa: SLF001 - as above
+        with torch.no_grad():
+            assert torch.equal(other(torch.ones(2, 3)), m(torch.ones(2, 3)))
+        assert told == [2]
+        backward(m(torch.ones(3, 3)))
+        assert told == [2, 3]
+        pace.remove()
+
+
+def flattened(_: nn.Module, __: Any, out: torch.Tensor) -> torch.Tensor:
+    """Return an output in one dimension; a hook of the user's."""
+    return out.flatten()
 
 
 def test_weights_keep_no_model_alive() -> None:

@@ -3,13 +3,13 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from reprlib import repr as short
-from typing import Literal, cast
+from typing import Literal, SupportsIndex, cast
 
 from gpumap.errors import PlacementError
 from gpumap.mapping.device_refs import DeviceRef
 from gpumap.mapping.devices import Device, Node
 from gpumap.mapping.policy import Scores
-from gpumap.mapping.scores import scores_of
+from gpumap.mapping.scores import number_of
 
 __all__ = ["Balance", "number_of"]
 
@@ -20,6 +20,12 @@ Most = (
     | Mapping[int, int]
     | Callable[[Device], int]
 )
+_OF_DEVICES = '{device: number}, "memory", "multiprocessors"'
+_FORMS = {
+    "speeds": f'{_OF_DEVICES}, "measure", "adapt" or a function of Device',
+    "start": f"{_OF_DEVICES} or a function of Device",
+    "most": "a number of samples, {device: number} or a function of Device",
+}
 
 
 @dataclass(frozen=True)
@@ -40,7 +46,8 @@ class Balance:
             (args, kwargs); by default the first dimension of the first tensor in them.
 
     Raises:
-        PlacementError: A number is below 1 or none, or parts contradict each other.
+        PlacementError: A number is below 1 or none, an argument has none of its forms,
+            or parts contradict each other.
     """
 
     batch: int
@@ -48,7 +55,9 @@ class Balance:
     start: Scores | None = None
     minimum: int = 1
     most: Most | None = None
-    count: Callable[[tuple[object, ...], Mapping[str, object]], int] | None = None
+    count: (
+        Callable[[tuple[object, ...], Mapping[str, object]], SupportsIndex] | None
+    ) = None
 
     def __post_init__(self) -> None:
         """Check the numbers at once."""
@@ -62,18 +71,54 @@ class Balance:
                     if name == "batch"
                     else f"Write a whole number from 1 on: {name}=1.",
                 )
-        if self.start is not None and self.speeds != "adapt":
+        for name in _FORMS:
+            self._refuse_another_form(name)
+        if self.count is not None and not callable(cast("object", self.count)):
+            raise PlacementError(
+                f"count={short(self.count)} is not a function.",
+                "",
+                "Write count=lambda args, kwargs: ….",
+            )
+        if self.start is not None and not self.adapts:
             raise PlacementError(
                 'start=… goes with speeds="adapt" only.',
                 f"speeds={short(self.speeds)} counts from the first step on.",
                 'Leave start out, or write speeds="adapt".',
             )
 
+    def _refuse_another_form(self, name: str) -> None:
+        """Refuse what no device could make good."""
+        value: object = getattr(self, name)
+        if value is None and name != "speeds":
+            return
+        if isinstance(value, Mapping) or callable(value):
+            return
+        if isinstance(value, str) and f'"{value}"' in _FORMS[name]:
+            return
+        if name == "most" and type(value) is int:
+            if value >= self.minimum:
+                return
+            raise PlacementError(
+                f"most={value} is below the least samples of a rank.",
+                f"minimum={self.minimum}.",
+                "Write a number of samples that is not below the minimum.",
+            )
+        raise PlacementError(
+            f"{name}={short(value)} is not understood.", "", f"Write {_FORMS[name]}."
+        )
+
     @property
     def how(self) -> str:
-        """Where the speeds come from: "adapt", "measure" or "speeds"."""
-        named = isinstance(self.speeds, str) and self.speeds in ("adapt", "measure")
-        return str(self.speeds) if named else "speeds"
+        """Where the speeds come from, as ranks compare it."""
+        if isinstance(self.speeds, str):
+            started = self.start is not None
+            return f"{self.speeds} from given speeds" if started else self.speeds
+        return "function" if callable(self.speeds) else "numbers"
+
+    @property
+    def adapts(self) -> bool:
+        """Whether shares change between epochs."""
+        return self.speeds == "adapt"
 
     def speed_of(self, device: Device, node: Node, measured: float | None) -> float:
         """Return how fast a device of the node is; 1 where nothing tells.
@@ -86,7 +131,7 @@ class Balance:
         """
         if self.how == "measure":
             return 1.0 if measured is None else measured
-        name = "start" if self.how == "adapt" else "speeds"
+        name = "start" if self.adapts else "speeds"
         speeds: Scores | None = getattr(self, name)
         if speeds is None:
             return 1.0
@@ -110,26 +155,12 @@ class Balance:
         if self.most is None:
             return None
         if isinstance(self.most, int):
-            found: float = self.most
-        else:
-            found = number_of(cast("Scores", self.most), device, node, "most")
-        if isinstance(self.most, bool) or found < self.minimum or found != int(found):
+            return self.most
+        found = number_of(cast("Scores", self.most), device, node, "most")
+        if found < self.minimum or found != int(found):
             raise PlacementError(
                 f"the most samples of {device} are {found:g}.",
                 f"most={short(self.most)}, minimum={self.minimum}.",
                 "Write a whole number of samples that is not below the minimum.",
             )
         return int(found)
-
-
-def number_of(numbers: Scores, device: Device, node: Node, name: str) -> float:
-    """Return a device's number, as scores give it; the CPU's is named "cpu".
-
-    Raises:
-        DeviceError: A number is for a device that is not there.
-        PlacementError: This device has no number, or one that is not finite.
-    """
-    named = cast("object", numbers)
-    if device.kind == "cpu" and isinstance(named, Mapping) and "cpu" in named:
-        return cast("Mapping[str, float]", numbers)["cpu"]
-    return scores_of(numbers, (device,), node, name)[device.index]

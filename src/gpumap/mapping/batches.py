@@ -1,7 +1,8 @@
 """Splits a batch among ranks of unequal speed."""
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from functools import cmp_to_key
 from math import inf
 from numbers import Real
@@ -60,6 +61,13 @@ def split_batch(
 
 def _whole_weights(speeds: Sequence[float]) -> list[int]:
     """Return whole numbers in exactly the same proportion as the speeds, as floats."""
+    given: object = speeds
+    if isinstance(given, Mapping | AbstractSet | str):
+        raise PlacementError(
+            f"speeds={short(given)} is not a list of speeds.",
+            f"Its type is {type(given).__name__}.",
+            "Write the speed of each rank, in their order: speeds=[3.0, 1.0].",
+        )
     if not len(speeds):
         raise PlacementError(
             "there is no rank to split the batch among.",

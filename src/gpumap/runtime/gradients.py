@@ -1,8 +1,9 @@
 """Changing gradients where they enter or leave a model, whatever holds its tensors."""
 
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from copy import copy
 from dataclasses import fields, is_dataclass
+from types import MappingProxyType
 from typing import Any, TypeVar, cast
 
 import torch
@@ -35,7 +36,8 @@ def with_gradients(value: T, change: Callable[[torch.Tensor], torch.Tensor]) -> 
 
     Tensors share their memory with those of the value; what holds them is a copy. Only
     gradients that come from outside are changed: a loss and the logits that it was made
-    of may both be in the value, and the gradient of each passes the change once.
+    of may both be in the value, and the gradient of each passes the change once. A
+    mapping that cannot be modified, and is no MappingProxyType, stays as it is.
     """
     return cast("T", _changed(value, change)) if has_gradients(value) else value
 
@@ -43,8 +45,8 @@ def with_gradients(value: T, change: Callable[[torch.Tensor], torch.Tensor]) -> 
 def _parts(value: object) -> Iterable[object]:
     if isinstance(value, tuple | list):
         return cast("Iterable[object]", value)
-    if isinstance(value, MutableMapping):
-        return cast("MutableMapping[object, object]", value).values()
+    if isinstance(value, Mapping):
+        return cast("Mapping[object, object]", value).values()
     if is_dataclass(value) and not isinstance(value, type):
         return [getattr(value, field.name) for field in fields(value)]
     return ()
@@ -57,11 +59,18 @@ def _changed(value: object, change: Callable[[torch.Tensor], torch.Tensor]) -> A
     if isinstance(value, tuple):
         of = cast("Any", type(cast("object", value)))
         return of(*parts) if hasattr(of, "_fields") else of(parts)
-    new: Any = copy(value)
+    if isinstance(value, MappingProxyType):
+        keys = cast("Mapping[object, object]", value)
+        return MappingProxyType(dict(zip(keys, parts, strict=True)))
+    if isinstance(value, Mapping) and not isinstance(value, MutableMapping):
+        return cast("object", value)
+    new: Any = copy(cast("Any", value))
     if isinstance(value, list):
         new[:] = parts
     elif isinstance(value, MutableMapping):
-        new.update(zip(list(new), parts, strict=True))
+        # One by one: the outputs of Hugging Face's transformers refuse update().
+        for key, part in zip(list(new), parts, strict=True):
+            new[key] = part
     else:
         for field, part in zip(fields(new), parts, strict=True):
             object.__setattr__(new, field.name, part)  # also if it is frozen

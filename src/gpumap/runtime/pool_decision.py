@@ -19,7 +19,6 @@ from gpumap.detect.measure import measure
 from gpumap.detect.rehearsal import REHEARSAL
 from gpumap.detect.tenants import with_tenants
 from gpumap.errors import PlacementError, RollCallError
-from gpumap.mapping.balance import number_of
 from gpumap.mapping.bound import refuse_unknown_neighbours
 from gpumap.mapping.cpu_shares import CpuShare, shares_of_cpus, untold_cores
 from gpumap.mapping.cpu_topology import CpuTopology
@@ -35,6 +34,7 @@ from gpumap.mapping.identity import claimed_as, lasting_name, unclaimable
 from gpumap.mapping.launch import Launch
 from gpumap.mapping.policy import Policy
 from gpumap.mapping.pool import Pool
+from gpumap.mapping.scores import number_of
 from gpumap.rendezvous.members import Member
 from gpumap.rendezvous.node_decision import Decision, Facts, NodeRanks
 from gpumap.rendezvous.procfs import boot_id

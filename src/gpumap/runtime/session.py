@@ -95,7 +95,8 @@ class Session:
         """Return each rank's share of a batch of another size, in the same proportion.
 
         Raises:
-            SessionError: The session has no balance.
+            SessionError: The session has no balance; or total is above its batch, and
+                the devices have bounds of their own.
             PlacementError: There are fewer samples than ranks.
         """
         return self._balanced.split(total)

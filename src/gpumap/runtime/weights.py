@@ -1,23 +1,21 @@
 """The exact gradient of unequal batches under DistributedDataParallel."""
 
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from functools import partial
-from reprlib import repr as short
-from typing import Any, NoReturn, TypeAlias, cast
+from typing import Any, NoReturn, cast
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gpumap.errors import SessionError
-from gpumap.runtime.gradients import has_gradients, tensors_in, with_gradients
+from gpumap.runtime.gradients import has_gradients, with_gradients
+from gpumap.runtime.samples import Count, samples_of
 from gpumap.runtime.weighed_reduction import Hook, WeighedReduction
 
-__all__ = ["Count", "Weights", "refuse_options"]
-
-Count: TypeAlias = Callable[[tuple[object, ...], Mapping[str, object]], int]
+__all__ = ["Weights", "refuse_options"]
 
 _REFUSED_OPTIONS = {
     "delay_all_reduce_named_params": "Delayed gradients pass no communication hook.",
@@ -60,23 +58,28 @@ class Weights:
 
     Rank r's loss is the mean over its n_r samples, of a batch of B on W ranks, and has
     the gradient g_r. DDP gives Σ g_r / W; one process on the whole batch has
-    Σ n_r·g_r / Σ n_r. So the gradient of each output is multiplied by n_r·W / B on its
-    way back into the model, and what was reduced by B·Σc / (W·Σn), with the sums over
-    all ranks, n the samples and c the calls of the model since the last reduction. The
-    second factor is 1 for full batches, and corrects the first for all others.
+    Σ n_r·g_r / Σ n_r. So each bucket of gradients is multiplied by n_r·W / B before it
+    is reduced, and by B·Σc / (W·Σn) afterwards, with the sums over all ranks, n the
+    samples and c the calls of the model since the last reduction. The second factor is
+    1 for full batches, and corrects the first for all others. It does not matter which
+    way a gradient has come to its parameter: by an output of the model, by a loss that
+    a module keeps, or by a penalty on the parameters themselves.
 
     With c calls to a reduction (gradient accumulation under no_sync), each loss divided
     by c as usual, a step equals that of one process on all samples of the c batches at
     once. It is also that of one process that accumulates, if its c batches are equally
     large. Where losses are not divided by c, it is c times as much, there and here.
+    n_r is then that of the first call, and gradients by the outputs of each other call
+    are multiplied by its samples over n_r, on their way back into the model.
 
     It is exact if each rank calls the model equally often for each reduction, each loss
-    is a mean over the samples of one call, and a communication hook of the user's is
+    is a mean over the samples of its call, and a communication hook of the user's is
     linear and reduces over all ranks: register_comm_hook takes one, which then reduces
-    in DDP's place. What samples have in common (batch norms, contrastive losses) is
-    each rank's own, as it always is with DDP. Outputs are found in tuples, lists,
-    mappings and dataclasses; gradients of tensors elsewhere are not weighed. Factors
-    are rounded in an output's own precision, as all gradients are.
+    in DDP's place. If calls of different sizes are accumulated, gradients that come
+    otherwise than by outputs, and what was in .grad before, count as the first call
+    does; outputs are looked for in tuples, lists, mappings and dataclasses. What
+    samples have in common (batch norms, contrastive losses) is each rank's own, as it
+    always is with DDP. Factors are rounded in the gradients' own precision.
     """
 
     def __init__(
@@ -98,17 +101,16 @@ class Weights:
                 there and before it waits for others, with the samples of its last call.
         """
         self._wrapped = weakref.ref(wrapped)  # which holds this, by its hooks
-        self._batch = batch
-        self._ranks = dist.get_world_size()
-        self._count = count or _first_dimension
+        self._count = count
         self._reduction = WeighedReduction(batch, computed)
         cast("Any", wrapped).register_comm_hook(None, self._reduction.reduce)
         self._handles = (
             wrapped.register_forward_pre_hook(self._enter, with_kwargs=True),
             wrapped.register_forward_hook(self._leave, with_kwargs=True),
         )
-        self._methods: dict[str, Callable[..., None]] = {
+        self._methods: dict[str, Callable[..., object]] = {
             "register_comm_hook": self._compose,
+            "__getstate__": self._state_of_a_copy,
             **{name: partial(_refuse, name) for name in _REFUSED_METHODS},
         }
         for name, method in self._methods.items():
@@ -130,14 +132,39 @@ class Weights:
             _refuse("_register_fused_optim")
         self._reduction.compose(state, hook)
 
+    def _state_of_a_copy(self) -> dict[str, Any]:
+        """Return what a copy or file of the wrapped model has: nothing of gpumap's."""
+        state: dict[str, Any] = cast("Any", DistributedDataParallel).__getstate__(
+            self._wrapped()
+        )
+        for name in self._methods:
+            state.pop(name, None)
+        for name in ("_forward_pre_hooks", "_forward_hooks"):
+            state[name] = OrderedDict(
+                (key, hook) for key, hook in state[name].items() if not _is_ours(hook)
+            )
+        return state | {"_comm_hooks": []}
+
     def _enter(
-        self, _: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
+        self,
+        wrapped: nn.Module,
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
     ) -> tuple[tuple[object, ...], dict[str, object]] | None:
         """Undo the outputs' factor where gradients leave the model by its inputs."""
+        if self._reduction.has_counted and all(
+            parameter.grad is None for parameter in wrapped.parameters()
+        ):
+            self._reduction.forget()
         if not has_gradients((args, kwargs)):
             return None
-        factor = self._batch / (self._samples_of(args, kwargs) * self._ranks)
-        return with_gradients((args, kwargs), lambda gradient: gradient * factor)
+        samples = samples_of(self._count, args, kwargs)
+
+        def undo(gradient: torch.Tensor) -> torch.Tensor:
+            factor = self._reduction.over_the_first(samples)
+            return gradient if factor == 1 else gradient / factor
+
+        return with_gradients((args, kwargs), undo)
 
     def _leave(
         self,
@@ -149,8 +176,7 @@ class Weights:
         """Multiply the gradient of each output, and count the call once one comes."""
         if not has_gradients(output):
             return output
-        samples = self._samples_of(args, kwargs)
-        factor = samples * self._ranks / self._batch
+        samples = samples_of(self._count, args, kwargs)
         is_counted = False
 
         def weigh(gradient: torch.Tensor) -> torch.Tensor:
@@ -158,33 +184,14 @@ class Weights:
             if not is_counted:
                 is_counted = True
                 self._reduction.add(samples)
+            factor = self._reduction.over_the_first(samples)
             return gradient if factor == 1 else gradient * factor
 
         return with_gradients(output, weigh)
 
-    def _samples_of(
-        self, args: tuple[object, ...], kwargs: Mapping[str, object]
-    ) -> int:
-        samples = self._count(args, kwargs)
-        if type(samples) is not int or samples < 1:
-            raise SessionError(
-                f"the wrapped model is called with {short(samples)} samples.",
-                "A rank's loss is the mean over one or more.",
-                "Give every rank a sample in each step, and let count= return a whole "
-                "number.",
-            )
-        return samples
 
-
-def _first_dimension(args: tuple[object, ...], kwargs: Mapping[str, object]) -> int:
-    for tensor in tensors_in((args, kwargs)):
-        if tensor.ndim:
-            return len(tensor)
-    raise SessionError(
-        "the wrapped model is called with an unknown number of samples.",
-        "No tensor is found among its arguments.",
-        "Say how to count them: count=lambda args, kwargs: ….",
-    )
+def _is_ours(hook: Callable[..., object]) -> bool:
+    return str(getattr(hook, "__module__", "")).startswith("gpumap.")
 
 
 def _refuse(name: str, *_: object, **__: object) -> NoReturn:
