@@ -33,6 +33,8 @@ __all__ = ["losses", "of_ideal", "shares", "speeds_alone", "taken"]
 
 # The first steps of a session rebuild buckets and ask for memory.
 _WARM_UPS = 2
+# A forward and a backward, of the faster rank.
+_LEAST_WORK = 3
 _SHOWN = 3.0
 _EPOCHS = 3
 _MOST_APART = 1e-6
@@ -47,8 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = _asked(arguments)
     # It pretends a device for each rank, so that speeds are written as on GPUs.
     os.environ[REHEARSAL] = "rtx3090x4"
-    jobs = _jobs(asked.k, asked.batch, asked.steps)
-    equal, balanced = _curves(asked.batch, asked.steps)
+    jobs = _jobs(asked)
+    equal, balanced = _curves(asked)
     turns = [jobs[:: -1 if number % 2 else 1] for number in range(asked.rounds)]
     found = _run([*chain(*turns), equal, balanced], 2)
     [whole] = _run([balanced], 1)[balanced]
@@ -85,12 +87,15 @@ def _asked(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--batch", type=int, default=60, help="60 by default")
     add("--steps", type=int, default=8, help="of an epoch, 8 by default")
     add("--rounds", type=int, default=1)
+    add("--work", type=int, default=432, help="forwards of rank 0 for a sample")
     add("--plot", type=Path, metavar="FILE.png", help="and FILE-loss.png beside it")
     asked = parser.parse_args(arguments)
     if any(k < 1 or 2 * k % 1 for k in asked.k):
         parser.error("--k: write 1, 1.5, 2 and so on")
     if asked.batch < 2 or asked.batch % 2:  # noqa: PLR2004 - the two ranks
         parser.error("--batch: write an even number")
+    if asked.work <= _LEAST_WORK:
+        parser.error(f"--work: write more than {_LEAST_WORK}")
     if asked.steps <= _WARM_UPS or asked.rounds < 1:
         parser.error(f"write more than {_WARM_UPS} --steps, and 1 or more --rounds")
     if asked.plot and find_spec("matplotlib") is None:
@@ -98,26 +103,33 @@ def _asked(arguments: Sequence[str] | None) -> argparse.Namespace:
     return asked
 
 
-def _jobs(ks: Sequence[float], batch: int, steps: int) -> list[Job]:
+def _jobs(asked: argparse.Namespace) -> list[Job]:
     """Return what is measured in each round; adapting starts with equal shares."""
     return [
         Job(
             way=way,
             k=k,
-            batch=batch,
-            length=batch * steps,
+            batch=asked.batch,
+            length=asked.batch * asked.steps,
             epochs=_EPOCHS if way == "adapting" else 1,
+            work=asked.work,
         )
-        for k in ks
+        for k in asked.k
         for way in WAYS
     ]
 
 
-def _curves(batch: int, steps: int) -> tuple[Job, Job]:
+def _curves(asked: argparse.Namespace) -> tuple[Job, Job]:
     """Return longer jobs, equal and balanced, whose last batches are smaller."""
-    length = batch * steps + batch // 2
     equal, balanced = (
-        Job(way=way, k=_SHOWN, batch=batch, length=length, epochs=_EPOCHS)
+        Job(
+            way=way,
+            k=_SHOWN,
+            batch=asked.batch,
+            length=asked.batch * asked.steps + asked.batch // 2,
+            epochs=_EPOCHS,
+            work=asked.work,
+        )
         for way in ("equal", "balanced")
     )
     return equal, balanced

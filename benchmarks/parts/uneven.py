@@ -23,9 +23,7 @@ WAYS: tuple[Way, ...] = ("equal", "balanced", "adapting")
 
 # Small enough for a core's own cache, so that a sample takes as long in each batch.
 _ROWS, _WIDTH = 8, 128
-# Of rank 0 for a sample, in forwards; a backward counts as two.
-_WORK = 432
-_BACKWARD = 2
+_BACKWARD = 2  # in forwards
 _SEED = 3
 
 
@@ -37,6 +35,7 @@ class Job(FrozenModel):
         batch: Samples of a step, of both ranks together.
         length: Samples of the data set.
         epochs: How often it is trained on.
+        work: What rank 0 computes for a sample, in forwards; a backward counts as two.
     """
 
     way: Way
@@ -44,6 +43,7 @@ class Job(FrozenModel):
     batch: int
     length: int
     epochs: int = 1
+    work: int = 432
 
 
 class Step(FrozenModel):
@@ -93,7 +93,7 @@ def train(job: Job) -> list[Step]:
     """
     rank = gpumap.detect_launch().rank
     _keep_to_a_core(rank)
-    work = round(_WORK * (job.k if rank else 1))
+    work = round(job.work * (job.k if rank else 1))
     model = _Laborious(_net(), work - _BACKWARD)
     speeds: Any = "adapt" if job.way == "adapting" else {0: job.k, 1: 1.0}
     balance = None

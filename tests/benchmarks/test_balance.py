@@ -121,7 +121,7 @@ def test_unequal_ranks_train_as_one_process_does(tmp_path: Path) -> None:
     """Two ranks of 9 and 3 samples have one process's losses, in 64-bit arithmetic."""
     picture = tmp_path / "steps.png"
     done = run_python(
-        *(SCRIPT, "--k", "1.5", "--batch", "12", "--steps", "3", "--rounds", "1"),
+        *(SCRIPT, "--k", "1.5", "--batch", "12", "--steps", "3", "--work", "8"),
         *("--plot", str(picture)),
     )
     assert done.returncode == 0, done.stdout + done.stderr
