@@ -28,7 +28,7 @@ from gpumap.mapping.pool import Pool
 from gpumap.mapping.ranks import RankLayout
 from gpumap.mapping.tables import device_table, link_table, placement_table
 from gpumap.mapping.visibility import doubt, mask_of
-from gpumap.words import plural
+from gpumap.words import one_line, plural
 
 # Kinds for which every torch has a backend; for others torch is asked.
 _TORCHS_KINDS = ("cpu", "cuda", "mps", "xpu")
@@ -299,7 +299,7 @@ def _bound(
             error = no_cpus(one.device, node.cpus or CpuTopology(), allowed or ())
             if how == "exclusive":
                 raise error
-            said.append(" ".join(str(error).split("\n")))
+            said.append(one_line(error))
     return placements, [*said, doubt_of_cores(found, node, shown, allowed)]
 
 
@@ -445,7 +445,7 @@ def _refs(text: str) -> Sequence[DeviceRef]:
     try:
         return refs_of(text)
     except DeviceError as error:
-        raise argparse.ArgumentTypeError(" ".join(str(error).split("\n"))) from None
+        raise argparse.ArgumentTypeError(one_line(error)) from None
 
 
 def _scores(text: str) -> Scores:

@@ -11,7 +11,7 @@ from gpumap.mapping.devices import Device, Node
 from gpumap.mapping.policy import Scores
 from gpumap.mapping.scores import number_of
 
-__all__ = ["Balance", "number_of"]
+__all__ = ["Balance"]
 
 Most = (
     int
@@ -61,15 +61,13 @@ class Balance:
 
     def __post_init__(self) -> None:
         """Check the numbers at once."""
-        for name in ("batch", "minimum"):
+        for name, example in (("batch", 256), ("minimum", 1)):
             value: object = getattr(self, name)
             if type(value) is not int or value < 1:
                 raise PlacementError(
                     f"{name}={short(value)} is not a number of samples.",
                     "",
-                    f"Write a whole number from 1 on: {name}=256."
-                    if name == "batch"
-                    else f"Write a whole number from 1 on: {name}=1.",
+                    f"Write a whole number from 1 on: {name}={example}.",
                 )
         for name in _FORMS:
             self._refuse_another_form(name)

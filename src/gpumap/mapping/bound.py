@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 from gpumap.errors import LaunchError
 from gpumap.mapping.cpu_shares import shares_of_cpus, untold_cores
 from gpumap.mapping.cpu_topology import CpuTopology
-from gpumap.mapping.cpus import cpus_beside, near_cpus
+from gpumap.mapping.cpus import cpus_beside
 from gpumap.mapping.devices import Node
 from gpumap.mapping.launch import Launch
 from gpumap.mapping.placement import Placement
@@ -71,9 +71,4 @@ def _beside(
     placements: Sequence[Placement], node: Node, allowed: Collection[int] | None
 ) -> list[tuple[int, ...]]:
     topology = node.cpus or CpuTopology()
-    return [
-        near_cpus(one.device, topology)
-        if allowed is None
-        else cpus_beside(one.device, topology, allowed)
-        for one in placements
-    ]
+    return [cpus_beside(one.device, topology, allowed) for one in placements]

@@ -2,16 +2,15 @@
 
 from collections.abc import Sequence
 from itertools import combinations
-from typing import get_args
 
 from gpumap.errors import PlacementError
 from gpumap.mapping.base import FrozenModel, Index
 from gpumap.mapping.cpu_topology import CpuTopology, cores_of
 from gpumap.mapping.cpus import cpu_list
-from gpumap.mapping.policy import Bind
+from gpumap.mapping.policy import Bind, refuse_unknown_bind
 from gpumap.words import plural
 
-__all__ = ["CpuShare", "refuse_unknown_bind", "shares_of_cpus", "untold_cores"]
+__all__ = ["CpuShare", "shares_of_cpus", "untold_cores"]
 
 
 class CpuShare(FrozenModel):
@@ -67,20 +66,6 @@ def shares_of_cpus(
         threads = max(len(cores) // len(crowd), 1) if cpus else 0
         shares.append(CpuShare(cpus=own, threads=threads))
     return tuple(shares)
-
-
-def refuse_unknown_bind(how: object) -> None:
-    """Check that a way to bind is one of Bind's.
-
-    Raises:
-        PlacementError: It is none of them.
-    """
-    if how not in get_args(Bind):
-        raise PlacementError(
-            f"bind={how!r} is unknown.",
-            f"There are {' and '.join(map(repr, get_args(Bind)))}.",
-            "Write one of these, or leave it out.",
-        )
 
 
 def untold_cores(

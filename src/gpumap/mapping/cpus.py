@@ -59,13 +59,15 @@ def cpu_list(cpus: Iterable[int]) -> str:
 
 
 def cpus_beside(
-    device: Device, topology: CpuTopology, allowed: Collection[int]
+    device: Device, topology: CpuTopology, allowed: Collection[int] | None
 ) -> tuple[int, ...]:
     """Return the CPUs beside a device that this process may use; maybe none.
 
+    allowed: None for all, as in a rehearsal, where this machine's do not count.
     near_cpus() says which are beside it, no_cpus() why there is none.
     """
-    return tuple(sorted(set(near_cpus(device, topology)) & set(allowed)))
+    near = near_cpus(device, topology)
+    return near if allowed is None else tuple(sorted(set(near) & set(allowed)))
 
 
 def near_cpus(device: Device, topology: CpuTopology) -> tuple[int, ...]:

@@ -7,7 +7,14 @@ from gpumap.errors import LaunchError
 from gpumap.mapping.devices import Node
 from gpumap.mapping.launch import Launch
 from gpumap.mapping.placement import Conflict, Placement, shared_devices
-from gpumap.mapping.policy import Bind, Gpus, Policy, Scores, Strategy
+from gpumap.mapping.policy import (
+    Bind,
+    Gpus,
+    Policy,
+    Scores,
+    Strategy,
+    refuse_unknown_bind,
+)
 from gpumap.mapping.pool import Pool
 from gpumap.mapping.ranks import Distribution, RankLayout
 from gpumap.mapping.tables import placement_table
@@ -155,8 +162,6 @@ def plan(
         PlacementError: Some rank has no device, or bind is unknown.
     """
     if bind is not None:
-        from gpumap.mapping.cpu_shares import refuse_unknown_bind  # noqa: PLC0415
-
         refuse_unknown_bind(bind)
     if len(nodes) != len(local_world_sizes):
         raise LaunchError(

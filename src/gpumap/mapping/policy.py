@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar, cast, get_args
 
-from gpumap.errors import DeviceError, PlacementError
+from gpumap.errors import DeviceError, GpumapError, PlacementError
 from gpumap.mapping.device_refs import DeviceRef, refs_of
 from gpumap.mapping.devices import Device, Node
 from gpumap.mapping.launch import Launch
@@ -21,6 +21,7 @@ __all__ = [
     "called",
     "name_of",
     "pool_named",
+    "refuse_unknown_bind",
 ]
 
 T = TypeVar("T")
@@ -84,6 +85,22 @@ def pool_named(gpus: Gpus | None, environ: Mapping[str, str]) -> Gpus | None:
     """
     named = environ.get(GPUS)
     return refs_of(named) if gpus is None and named else gpus
+
+
+def refuse_unknown_bind(
+    how: object, raises: type[GpumapError] = PlacementError
+) -> None:
+    """Check that a way to bind is one of Bind's.
+
+    Raises:
+        GpumapError: It is none of them; the error is of the class named.
+    """
+    if how not in get_args(Bind):
+        raise raises(
+            f"bind={how!r} is unknown.",
+            f"There are {' and '.join(map(repr, get_args(Bind)))}.",
+            "Write one of these, or leave it out.",
+        )
 
 
 @dataclass(frozen=True)

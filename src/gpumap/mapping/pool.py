@@ -200,7 +200,8 @@ class Pool:
         """Return a sentence on devices that no process of the node will use."""
         if not self.devices:
             return None
-        chooses = self.policy.strategy in ("linked", "idle", "closest")
+        strategy = self.policy.strategy
+        chooses = isinstance(strategy, str) and STRATEGIES[strategy].chooses
         devices = self.devices if chooses else self.allowed
         return idle_devices(launch, devices, self.node)
 

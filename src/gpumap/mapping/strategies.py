@@ -23,11 +23,13 @@ class _Rule:
             leave some out.
         place: The number of a rank that indexes them.
         words: The rule as a user would write it.
+        chooses: Whether it leaves out what the node's processes do not need.
     """
 
     order: Callable[[Launch, Devices, Node, Mapping[int, float]], Devices]
     place: Literal["local_rank", "rank"]
     words: str
+    chooses: bool = False
 
 
 def _as_listed(
@@ -107,13 +109,20 @@ STRATEGIES: dict[str, _Rule] = {
         _best_linked,
         "local_rank",
         "the best-linked {devices} of the pool, [local_rank]",
+        chooses=True,
     ),
     # What users of shared servers look for in nvidia-smi.
     "idle": _Rule(
-        _idle, "local_rank", "the {devices} of the pool with most free, [local_rank]"
+        _idle,
+        "local_rank",
+        "the {devices} of the pool with most free, [local_rank]",
+        chooses=True,
     ),
     # What ALCF's users do by hand on Polaris, where GPU 3 is beside rank 0's cores.
     "closest": _Rule(
-        _closest, "local_rank", "the device beside the process's CPUs, [local_rank]"
+        _closest,
+        "local_rank",
+        "the device beside the process's CPUs, [local_rank]",
+        chooses=True,
     ),
 }

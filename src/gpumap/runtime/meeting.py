@@ -11,7 +11,7 @@ from gpumap.rendezvous.procfs import pid_space
 from gpumap.rendezvous.rendezvous import Rendezvous, meet, meet_in_group
 from gpumap.runtime.session_options import SessionOptions
 
-__all__ = ["Meeting", "peers_of", "unplaced"]
+__all__ = ["Meeting", "node_of", "peers_of", "unplaced"]
 
 # Enough for any machine; a rehearsal may pretend more ranks on one.
 _MOST_NEIGHBOURS = 256
@@ -47,6 +47,11 @@ class Meeting:
     def peers(self, me: Member, seconds: float) -> Peers:
         """Return all ranks, on a new connection."""
         return peers_of(self.opened(seconds), self._launch, me, seconds)
+
+
+def node_of(launch: Launch) -> int | None:
+    """Return this node's rank, if it is certain."""
+    return 0 if launch.one_node else launch.node_rank
 
 
 def unplaced(launch: Launch) -> Member:

@@ -25,7 +25,6 @@ from gpumap.mapping.cpu_topology import CpuTopology
 from gpumap.mapping.cpus import (
     cpu_list,
     cpus_beside,
-    near_cpus,
     no_cpus,
     parse_cpu_list,
 )
@@ -40,8 +39,9 @@ from gpumap.rendezvous.node_decision import Decision, Facts, NodeRanks
 from gpumap.rendezvous.procfs import boot_id
 from gpumap.rendezvous.store_client import StoreLostError
 from gpumap.runtime.local_setup import Decided
-from gpumap.runtime.meeting import Meeting, unplaced
+from gpumap.runtime.meeting import Meeting, node_of, unplaced
 from gpumap.runtime.session_options import SessionOptions
+from gpumap.words import one_line
 
 __all__ = ["PoolDecision"]
 
@@ -126,7 +126,7 @@ class PoolDecision:
         decide: Callable[[Sequence[Facts]], Decision],
     ) -> tuple[Decision, Sequence[Member]]:
         launch, seconds = mine.launch, self._options.start_seconds
-        certain = 0 if launch.one_node else launch.node_rank
+        certain = node_of(launch)
         host = f"{socket.gethostname()} {boot_id()}"
         try:
             peers = self._meeting.peers(mine.member, seconds)
@@ -185,7 +185,7 @@ class PoolDecision:
             devices=tuple(lasting_name(d, node) for d in devices if pool.devices),
             speeds=self._measured(devices, node) if options.measures else (),
             beside=tuple(
-                cpu_list(_beside(device, topology, one.allowed))
+                cpu_list(cpus_beside(device, topology, _allowed(one)))
                 for device, one in zip(devices, facts, strict=True)
             )
             if options.bind
@@ -226,10 +226,10 @@ class PoolDecision:
             log.warning("%s", doubt)
         if share.cpus:
             return share
-        error = no_cpus(device, topology, parse_cpu_list(mine.allowed or ""))
+        error = no_cpus(device, topology, _allowed(mine) or ())
         if bind == "exclusive":
             raise error
-        log.warning("%s", " ".join(str(error).split("\n")))
+        log.warning("%s", one_line(error))
         return None
 
     def _measured(self, devices: Sequence[Device], node: Node) -> tuple[float, ...]:
@@ -237,13 +237,9 @@ class PoolDecision:
         return tuple(number_of(found, device, node, "speeds") for device in devices)
 
 
-def _beside(
-    device: Device, topology: CpuTopology, allowed: str | None
-) -> tuple[int, ...]:
-    """Return the CPUs beside a device; in a rehearsal this machine's do not count."""
-    if allowed is None:
-        return near_cpus(device, topology)
-    return cpus_beside(device, topology, parse_cpu_list(allowed))
+def _allowed(facts: Facts) -> tuple[int, ...] | None:
+    """Return the CPUs that a rank's cgroup lets it run on; None in a rehearsal."""
+    return None if facts.allowed is None else parse_cpu_list(facts.allowed)
 
 
 def _all_beside(facts: Sequence[Facts]) -> Decision:

@@ -4,12 +4,19 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 from gpumap.errors import SessionError
 from gpumap.mapping.devices import Node
 from gpumap.mapping.launch import Launch
-from gpumap.mapping.policy import Bind, Gpus, Scores, Strategy, pool_named
+from gpumap.mapping.policy import (
+    Bind,
+    Gpus,
+    Scores,
+    Strategy,
+    pool_named,
+    refuse_unknown_bind,
+)
 from gpumap.mapping.seconds import seconds_of, start_seconds
 
 if TYPE_CHECKING:
@@ -62,12 +69,8 @@ class SessionOptions:
             from gpumap.mapping.balance import Balance  # noqa: PLC0415 - who asks pays
 
             self._refuse_another_type("balance", Balance)
-        if self.bind not in (None, *get_args(Bind)):
-            raise SessionError(
-                f"bind={self.bind!r} is unknown.",
-                f"There are {' and '.join(map(repr, get_args(Bind)))}.",
-                "Write one of these, or leave it out.",
-            )
+        if self.bind is not None:
+            refuse_unknown_bind(self.bind, SessionError)
 
     def _refuse_another_type(self, name: str, kind: type) -> None:
         value = getattr(self, name)

@@ -23,10 +23,11 @@ from gpumap.rendezvous.rendezvous import Rendezvous
 from gpumap.rendezvous.roll_call import roll_call, withdraw
 from gpumap.rendezvous.store_client import StoreLostError
 from gpumap.runtime.local_setup import Decided, LocalSetup, prepare
-from gpumap.runtime.meeting import Meeting, peers_of, unplaced
+from gpumap.runtime.meeting import Meeting, node_of, peers_of, unplaced
 from gpumap.runtime.own_member import member_of
 from gpumap.runtime.session_options import SessionOptions
 from gpumap.time_limits import TELL_THE_OTHERS
+from gpumap.words import one_line
 
 if TYPE_CHECKING:
     from gpumap.mapping.balance import Balance
@@ -169,7 +170,7 @@ def _bind(
     except SessionError as error:
         if options.bind == "exclusive":
             raise
-        log.warning("%s", " ".join(str(error).split("\n")))
+        log.warning("%s", one_line(error))
     else:
         log.info("rank %d runs on CPUs %s", rank, cpus)
 
@@ -196,11 +197,6 @@ def _split(balance: "Balance | None") -> Split | None:
     if balance is None:
         return None
     return Split(batch=balance.batch, minimum=balance.minimum, how=balance.how)
-
-
-def _node_of(launch: Launch) -> int | None:
-    """Return this node's rank, if it is certain."""
-    return 0 if launch.one_node else launch.node_rank
 
 
 def _call_the_roll(
@@ -230,7 +226,7 @@ def _call_the_roll(
             terms,
             seconds,
             rows=likeness.rows,
-            node=_node_of(launch),
+            node=node_of(launch),
             known=setup.decided.seen,
             remark=at_a_terminal(options.environ) if launch.launcher == "Slurm" else "",
         )
