@@ -11,7 +11,7 @@ from gpumap.rendezvous.peers import Peers
 from gpumap.rendezvous.roll_call import roll_call
 from gpumap.rendezvous.session_store import SessionStore
 from gpumap.rendezvous.store_client import Client
-from gpumap.rendezvous.tcp import store_on_loopback
+from gpumap.rendezvous.torch_store import store_on_loopback
 
 __all__ = ["roll_call_seconds"]
 

@@ -9,7 +9,8 @@ import torch.distributed as dist
 from gpumap.notes import note, notes_of
 from gpumap.rendezvous.failures import Fault
 from gpumap.rendezvous.messages import described, signal_name
-from gpumap.rendezvous.session_store import SessionStore, TorchKeys
+from gpumap.rendezvous.session_store import SessionStore
+from gpumap.rendezvous.torch_keys import TorchKeys
 from helpers.environments import rank_environment
 from helpers.jobs import endings, finish, free_port, run, start
 

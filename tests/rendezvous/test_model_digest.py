@@ -3,7 +3,8 @@
 import torch
 from torch import nn
 
-from gpumap.rendezvous.model_digest import Likeness, difference, likeness_of, model_of
+from gpumap.rendezvous.likeness import likeness_of
+from gpumap.rendezvous.model_digest import Likeness, difference, model_of
 
 
 def differing(one: nn.Module, other: nn.Module) -> tuple[str, str] | None:

@@ -15,7 +15,8 @@ from gpumap.rendezvous.members import Member
 from gpumap.rendezvous.node_decision import Decision, Facts, NodeRanks
 from gpumap.rendezvous.peers import Peers
 from gpumap.rendezvous.procfs import pid_space
-from gpumap.rendezvous.session_store import SessionStore, TorchKeys
+from gpumap.rendezvous.session_store import SessionStore
+from gpumap.rendezvous.torch_keys import TorchKeys
 from gpumap.rendezvous.verdict import Verdict
 
 Decide = Callable[[Sequence[Facts]], Decision]

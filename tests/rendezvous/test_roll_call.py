@@ -15,7 +15,8 @@ from gpumap.errors import RollCallError
 from gpumap.rendezvous.members import Member, Terms
 from gpumap.rendezvous.peers import Peers
 from gpumap.rendezvous.roll_call import roll_call
-from gpumap.rendezvous.session_store import SessionStore, TorchKeys
+from gpumap.rendezvous.session_store import SessionStore
+from gpumap.rendezvous.torch_keys import TorchKeys
 from helpers.environments import rank_environment
 from helpers.jobs import Ended, finish, free_port, run, start
 from helpers.programs import run_python

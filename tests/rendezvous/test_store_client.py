@@ -1,4 +1,4 @@
-"""gpumap's own client of torch's TCPStore, against torch's server and client."""
+"""gpumap's client of torch's TCPStore, against torch's servers and gpumap's."""
 
 import os
 import signal
@@ -11,15 +11,24 @@ import pytest
 import torch.distributed as dist
 
 from gpumap.rendezvous.store_client import Client, StoreLostError
-from gpumap.rendezvous.tcp import store_on_loopback
+from gpumap.rendezvous.store_server import StoreServer
+from gpumap.rendezvous.torch_store import store_on_loopback
 
 
-@pytest.fixture(params=[True, False], ids=["libuv", "threads"])
-def store(request: pytest.FixtureRequest) -> dist.TCPStore:
-    """Return a store that one of torch's two servers hosts."""
-    return dist.TCPStore(
-        "127.0.0.1", 0, is_master=True, wait_for_workers=False, use_libuv=request.param
-    )
+@pytest.fixture(params=["libuv", "threads", "gpumap"])
+def store(request: pytest.FixtureRequest) -> Iterator[dist.TCPStore]:
+    """Return torch's client of a store that one of three servers hosts."""
+    if request.param != "gpumap":
+        libuv = request.param == "libuv"
+        yield dist.TCPStore(
+            "127.0.0.1", 0, is_master=True, wait_for_workers=False, use_libuv=libuv
+        )
+        return
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    server = StoreServer(listener)
+    yield dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+    server.close()
 
 
 @pytest.fixture

@@ -22,6 +22,13 @@ batch, the last one to come reads every rank's speed.
 | stranger/R | compare_set | who came as rank R and left, as of another job |
 | told | add | how many have read an error, not counting the store's host |
 | all told | set | all of them have |
+| after a good roll call, before the script of `gpumap run` | | |
+| host/R | set | on which host local rank 0 is, if that is rank R |
+| numbering | add | how many have said so, or have nothing to say |
+| all hosts | set | all have |
+| node/H | set | the number of the node that is host H |
+| nodes | set | how many nodes there are; all are numbered |
+| door | set | nothing of gpumap's listens at the store's address any more |
 | the body and its end | | |
 | news/N | compare_set | the N-th entry of the journal; each kind is written once |
 | ended/R | set | rank R has finished |
@@ -35,7 +42,10 @@ batch, the last one to come reads every rank's speed.
 | bye | add | how many need the store no more |
 | all gone | set | all but its host |
 
-Outside of any session, "gpumap/owner" has the fingerprint of the store's host.
+Outside of any session, "gpumap/owner" has the fingerprint of the store's host, and
+"gpumap/run/E/gathered/R" counts how often rank R has gathered on torchrun's store since
+its restart E. The n-th gathering has the prefix "gpumap/run/E/n", a session of a script
+"gpumap/E/n".
 """
 
 from collections.abc import Callable
@@ -50,6 +60,7 @@ TERMS, MODEL, SPEAKER = "terms", "model", "speaker"
 PRESENT, VERDICT, SETTLING = "present", "verdict", "settling"
 TOLD, ALL_TOLD = "told", "all told"
 ENDED, ANSWERS, ANSWERED = "ended", "answers", "answered"
+HOSTS, ALL_HOSTS, NODES, DOOR = "numbering", "all hosts", "nodes", "door"
 HEARD, ALL_HEARD, LEFT = "heard", "all heard", "left"
 BYE, ALL_GONE = "bye", "all gone"
 
@@ -82,6 +93,21 @@ def rehearsal(node_rank: int) -> str:
 def stranger(number: int) -> str:
     """Return the key of a process that came as a rank and left."""
     return f"stranger/{number}"
+
+
+def host(rank: int) -> str:
+    """Return the key of the host on which a rank is local rank 0."""
+    return f"host/{rank}"
+
+
+def node(host: str) -> str:
+    """Return the key of a node's number."""
+    return f"node/{host}"
+
+
+def gathered(number: int) -> str:
+    """Return the key that counts how often a rank has gathered."""
+    return f"gathered/{number}"
 
 
 def news(number: int) -> str:

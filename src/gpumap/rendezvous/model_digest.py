@@ -9,16 +9,11 @@ import hashlib
 import zlib
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
-from types import NoneType
 from typing import NamedTuple
-
-import torch
-from torch import nn
-from torch.nn.parameter import is_lazy
 
 from gpumap.mapping.base import FrozenModel
 
-__all__ = ["Likeness", "Model", "difference", "likeness_of", "model_of"]
+__all__ = ["Likeness", "Model", "difference", "model_of"]
 
 # Limits of one value on a store; of a longer table only the beginning is kept.
 _MOST_PACKED, _MOST_BYTES = 30_000, 2**24
@@ -54,17 +49,6 @@ class Model(FrozenModel):
     count: int
 
 
-def likeness_of(model: nn.Module, options: Mapping[str, object]) -> Likeness:
-    """Return what all ranks must have in common of a model and its DDP options."""
-    plain = {
-        name: repr(value)
-        if isinstance(value, bool | int | float | NoneType)
-        else type(value).__name__
-        for name, value in options.items()
-    }
-    return Likeness(_rows_of(model, options), plain)
-
-
 def model_of(rows: Sequence[str]) -> Model:
     """Return rows in a form that fits into one value on a store."""
     told = rows
@@ -87,27 +71,6 @@ def difference(theirs: Model, rows: Sequence[str]) -> tuple[str, str]:
     return f"something else after its first {len(told)} tensors", "none of it"
 
 
-def _rows_of(model: nn.Module, options: Mapping[str, object]) -> list[str]:
-    """Return a row for each tensor that DDP synchronises: its kind, a tab, its name.
-
-    options are DDP's: without init_sync and broadcast_buffers, buffers are each rank's
-    own. So are the tensors that the model itself tells DDP to ignore.
-    """
-    ignored = getattr(model, "_ddp_params_and_buffers_to_ignore", ())
-    rows = [
-        f"{_kind(tensor)}{'' if tensor.requires_grad else ', frozen'}\tparameter {name}"
-        for name, tensor in model.named_parameters()
-        if name not in ignored
-    ]
-    if options.get("init_sync", True) or options.get("broadcast_buffers", True):
-        rows += [
-            f"{_kind(tensor)}\tbuffer {name}"
-            for name, tensor in model.named_buffers()
-            if name not in ignored
-        ]
-    return rows
-
-
 def _packed(rows: Sequence[str]) -> str:
     return base64.b85encode(zlib.compress("\n".join(rows).encode())).decode()
 
@@ -115,8 +78,3 @@ def _packed(rows: Sequence[str]) -> str:
 def _in_words(row: str) -> str:
     kind, _, name = row.partition("\t")
     return f"{name} {kind}" if row else "no further one"
-
-
-def _kind(tensor: torch.Tensor) -> str:
-    shape = "not initialised" if is_lazy(tensor) else str(tuple(tensor.shape))
-    return f"{shape} {str(tensor.dtype).removeprefix('torch.')}"

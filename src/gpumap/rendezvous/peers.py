@@ -3,11 +3,15 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from gpumap.mapping.launch import Launch
 from gpumap.rendezvous import keys
 from gpumap.rendezvous.members import Member
 from gpumap.rendezvous.session_store import SessionStore
 
-__all__ = ["Peers"]
+__all__ = ["Peers", "neighbours_of"]
+
+# Enough for any machine; a rehearsal may pretend more ranks on one.
+_MOST_NEIGHBOURS = 256
 
 
 @dataclass(frozen=True)
@@ -45,3 +49,11 @@ class Peers:
         """Count this rank; if it is the last one expected, write the key `complete`."""
         if self.store.count(counter) == expected:
             self.store.write(complete, self.me)
+
+
+def neighbours_of(launch: Launch) -> Sequence[int]:
+    """Return the ranks of this node, as far as they are known."""
+    if launch.node_ranks is not None:
+        return launch.node_ranks[:_MOST_NEIGHBOURS]
+    here = min(launch.world_size, _MOST_NEIGHBOURS)
+    return range(here) if launch.one_node else (launch.rank,)

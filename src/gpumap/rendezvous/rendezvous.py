@@ -5,29 +5,20 @@ import os
 import secrets
 import socket
 from collections.abc import Mapping
-from contextlib import closing
 from dataclasses import dataclass
 from datetime import timedelta
 
 import torch.distributed as dist
 
-from gpumap.errors import RollCallError
 from gpumap.mapping.launch import Launch, store_address
-from gpumap.rendezvous import keys
-from gpumap.rendezvous.fingerprint import Fingerprint, fingerprint_of, mismatch
 from gpumap.rendezvous.gloo_sockets import shut_down_to
-from gpumap.rendezvous.members import Stranger
-from gpumap.rendezvous.session_store import Keys, SessionStore, TorchKeys
+from gpumap.rendezvous.meeting_place import find_place, restart_of, sign
+from gpumap.rendezvous.session_store import SessionStore
 from gpumap.rendezvous.store_client import Client, StoreLostError, open_files
-from gpumap.rendezvous.tcp import connect, foreign, listen
-from gpumap.time_limits import ANY_ANSWER, OWNER_IS_KNOWN, TORCH_CONNECTS
+from gpumap.rendezvous.torch_keys import TorchKeys
+from gpumap.time_limits import ANY_ANSWER, TORCH_CONNECTS
 
 __all__ = ["Rendezvous", "meet", "meet_in_group", "session_prefix", "store_is_open"]
-
-_NAME_THE_JOB = (
-    "Give each job its own MASTER_PORT. If this is one job, set GPUMAP_JOB_ID to the "
-    "same name on all of its ranks."
-)
 
 
 @dataclass
@@ -105,28 +96,20 @@ _adopted = itertools.count(1)
 def meet(launch: Launch, seconds: float, environ: Mapping[str, str]) -> Rendezvous:
     """Return the store for the next session of this process.
 
-    A single process needs no port. On one machine rank 0 listens on the loopback
-    address only; on several, on the master address only; under torchrun its agent
-    listens. A store is kept for the life of the process, and each session on it has its
-    own prefix, so that ranks that are out of step never read an old session's keys.
-
-    Raises:
-        LaunchError: The master address or port is missing, or is not this host's.
-        RollCallError: Rank 0 does not answer in time, or another job does.
-        SessionError: Another program has the port.
+    A single process needs no port. A store is kept for the life of the process, and
+    each session on it has its own prefix, so that ranks that are out of step never read
+    an old session's keys. Raises what find_place raises.
     """
     if launch.world_size == 1:
         return Rendezvous(dist.HashStore(), "", keeper="this process")
     key = store_address(launch)
     if key not in _opened:
-        _opened[key] = _open(launch, *key, seconds, environ)
+        _opened[key] = _open(launch, seconds, environ)
     opened = _opened[key]
     if opened.cut:
         opened.store, opened.cut = _torchs(*opened.address, seconds), False
     opened.sessions += 1
-    # torchrun's store outlives the workers that it restarts.
-    restart = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    prefix = session_prefix(opened.sessions, restart)
+    prefix = session_prefix(opened.sessions, restart_of(environ))
     return Rendezvous(
         dist.PrefixStore(prefix, opened.store),
         prefix,
@@ -167,33 +150,20 @@ def session_prefix(session: int, restart: str = "0") -> str:
     return f"gpumap/{restart}/{session}"
 
 
-def _open(
-    launch: Launch, host: str, port: int, seconds: float, environ: Mapping[str, str]
-) -> _Opened:
-    tells = launch.local_rank in (0, None) or launch.rank == 1
-    if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        address = (launch.master_addr or host, port)
-        connect(*address, seconds, tells=tells).close()
-        agent = f"{launch.launcher}, which hosts the store,"
-        return _Opened(_torchs(*address, seconds), address, agent)
-    origin = fingerprint_of(launch)
-    listener = listen(host, port, launch) if launch.rank == 0 else None
-    if listener is not None:
-        server = dist.TCPStore(
-            host,
-            port,
-            is_master=True,
-            wait_for_workers=False,
-            timeout=timedelta(seconds=max(seconds, TORCH_CONNECTS)),
-            master_listen_fd=listener.detach(),
-        )
-        with closing(Client(host, port, min(seconds, ANY_ANSWER))) as client:
-            SessionStore(client, "gpumap").write("owner", origin)
-        return _Opened(server, (host, port), "this process", server, host=0)
-    with closing(connect(host, port, seconds, tells=tells)) as client:
-        owner = _owner(client, origin, host, port, seconds)
-    keeper = f"{owner}, which hosts the store,"
-    return _Opened(_torchs(host, port, seconds), (host, port), keeper, host=0)
+def _open(launch: Launch, seconds: float, environ: Mapping[str, str]) -> _Opened:
+    place = find_place(launch, seconds, environ, session_prefix(1))
+    if place.listener is None:
+        store = _torchs(*place.address, seconds)
+        return _Opened(store, place.address, place.keeper, host=place.host)
+    server = dist.TCPStore(
+        *place.address,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=max(seconds, TORCH_CONNECTS)),
+        master_listen_fd=place.listener.detach(),
+    )
+    sign(launch, place.address, seconds)
+    return _Opened(server, place.address, place.keeper, server, place.host)
 
 
 def _torchs(host: str, port: int, seconds: float) -> dist.TCPStore:
@@ -207,31 +177,6 @@ def _torchs(host: str, port: int, seconds: float) -> dist.TCPStore:
         is_master=False,
         wait_for_workers=False,
         timeout=timedelta(seconds=max(seconds, TORCH_CONNECTS)),
-    )
-
-
-def _owner(
-    client: Keys, mine: Fingerprint, host: str, port: int, seconds: float
-) -> Fingerprint:
-    """Return the fingerprint of the store's host; refuse one of another job."""
-    try:
-        owner = SessionStore(client, "gpumap").wait(
-            "owner", Fingerprint, min(seconds, OWNER_IS_KNOWN)
-        )
-    except (StoreLostError, RollCallError):
-        owner = None
-    if owner is None:
-        raise foreign(host, port)
-    unlike = mismatch(owner, mine)
-    if unlike is None:
-        return owner
-    seen = f"There is {owner}, here is {mine}; {unlike}."
-    # If the owner waits for this rank in vain, its error can then say why.
-    SessionStore(client, session_prefix(1)).claim(
-        keys.stranger(mine.rank), Stranger(seen=seen)
-    )
-    raise RollCallError(
-        f"another job answers at {host}:{port}.", seen, _NAME_THE_JOB, (mine.rank,)
     )
 
 

@@ -3,9 +3,6 @@
 torch's own client blocks in C++: no signal interrupts it, a time-out prints warnings,
 and a thread that is blocked in it while Python exits aborts the process. This one uses
 the same server's protocol, on its own connection.
-
-Source: torch/csrc/distributed/c10d/TCPStoreBackend.hpp and TCPStore.cpp. Later versions
-of torch have only added request types after these.
 """
 
 import os
@@ -17,21 +14,24 @@ from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from weakref import WeakSet
 
+from gpumap.errors import RollCallError
+from gpumap.rendezvous import store_language as say
+from gpumap.rendezvous.store_language import text
+
 __all__ = ["Client", "StoreLostError", "open_files", "readable"]
 
-# The numbers of torch's requests.
-_VALIDATE, _SET, _COMPARE_SET, _GET, _ADD, _CHECK, _WAIT = range(7)
-_CANCEL_WAIT, _PING = 12, 13
-_MAGIC = 0x3C85F7CE
-_YES, _CANCELLED = b"\0", b"\1"
-# More than any value that gpumap writes.
-_MOST_BYTES = 4 * 2**20
 # Firewalls drop connections that are idle for some minutes.
 _KEEP_ALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 6}
 
 
 class StoreLostError(Exception):
     """The store does not answer: its host's process has ended or is stopped."""
+
+    def of(self, keeper: str, when: str) -> RollCallError:
+        """Return the error that users see: who hosts the store, and went when."""
+        return RollCallError(
+            f"{keeper} went {when}.", f"{self}.", "See what it says.", (0,)
+        )
 
 
 class Client:
@@ -71,28 +71,28 @@ class Client:
     def set(self, key: str, value: bytes) -> None:
         """Write a key."""
         # The server does not answer writes; it answers the ping once the write is done.
-        with self._request(_SET, _key(key), _text(value), _ping()):
+        with self._request(say.SET, _key(key), text(value), _ping()):
             self._check_ping()
 
     def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
         """Write a key if it holds what is expected; return what it holds now."""
-        with self._request(_COMPARE_SET, _key(key), _text(expected), _text(desired)):
+        with self._request(say.COMPARE_SET, _key(key), text(expected), text(desired)):
             return self._read_text()
 
     def get(self, key: str) -> bytes:
         """Return the value of a key that is known to be written."""
-        with self._request(_GET, _key(key)):
+        with self._request(say.GET, _key(key)):
             return self._read_text()
 
     def add(self, key: str, by: int) -> int:
         """Add to a counter; return its new value."""
-        with self._request(_ADD, _key(key), struct.pack("=q", by)):
+        with self._request(say.ADD, _key(key), struct.pack("=q", by)):
             return int(struct.unpack("=q", self._read(8))[0])
 
     def check(self, key: str) -> bool:
         """Tell whether a key was written."""
-        with self._request(_CHECK, struct.pack("=Q", 1), _key(key)):
-            return self._read(1) == _YES
+        with self._request(say.CHECK, struct.pack("=Q", 1), _key(key)):
+            return self._read(1) == say.YES
 
     def wait(self, key: str, seconds: float | None, others: Iterable[int] = ()) -> bool:
         """Return True as soon as a key is written.
@@ -100,13 +100,13 @@ class Client:
         Return False once the seconds have passed (None: no limit), or once one of the
         other file descriptors is readable. No requests are sent while waiting.
         """
-        with self._request(_WAIT, struct.pack("=Q", 1), _key(key)):
+        with self._request(say.WAIT, struct.pack("=Q", 1), _key(key)):
             if self.fileno() in readable([self.fileno(), *others], seconds):
-                return self._read(1) == _YES
-            self._send(bytes([_CANCEL_WAIT]))
-            came = self._read(1) == _YES
+                return self._read(1) == say.YES
+            self._send(bytes([say.CANCEL_WAIT]))
+            came = self._read(1) == say.YES
             # If the key came during the cancellation, the server sends both answers.
-            return came and self._read(1) == _CANCELLED
+            return came and self._read(1) == say.CANCELLED
 
     @contextmanager
     def _request(self, number: int, *fields: bytes) -> Generator[None, None, None]:
@@ -127,7 +127,7 @@ class Client:
             for name, value in _KEEP_ALIVE.items():
                 if option := getattr(socket, name, None):
                     self._socket.setsockopt(socket.IPPROTO_TCP, option, value)
-            self._send(struct.pack("=BI", _VALIDATE, _MAGIC) + _ping())
+            self._send(struct.pack("=BI", say.VALIDATE, say.MAGIC) + _ping())
             self._check_ping()
 
     @contextmanager
@@ -161,7 +161,7 @@ class Client:
 
     def _read_text(self) -> bytes:
         length = struct.unpack("=Q", self._read(8))[0]
-        if length > _MOST_BYTES:
+        if length > say.LONGEST_VALUE:
             message = f"a value of {length} bytes"
             raise ConnectionError(message)
         return self._read(length)
@@ -192,15 +192,11 @@ def readable(files: Sequence[int], seconds: float | None) -> set[int]:
 
 def _key(key: str) -> bytes:
     """Return a key in the form that torch's client writes."""
-    return _text(b"/" + key.encode())
-
-
-def _text(value: bytes) -> bytes:
-    return struct.pack("=Q", len(value)) + value
+    return text(b"/" + key.encode())
 
 
 def _ping() -> bytes:
-    return struct.pack("=BI", _PING, os.getpid())
+    return struct.pack("=BI", say.PING, os.getpid())
 
 
 _clients: WeakSet[Client] = WeakSet()

@@ -5,8 +5,6 @@ import logging
 import socket
 import time
 
-import torch.distributed as dist
-
 from gpumap.errors import LaunchError, RollCallError, SessionError
 from gpumap.mapping.launch import LOOPBACK, Launch
 from gpumap.rendezvous.interfaces import addresses, is_loopback
@@ -14,7 +12,7 @@ from gpumap.rendezvous.messages import Reminder
 from gpumap.rendezvous.store_client import Client, StoreLostError
 from gpumap.time_limits import GREETING, NAME_IS_KNOWN
 
-__all__ = ["connect", "foreign", "listen", "store_on_loopback"]
+__all__ = ["connect", "foreign", "listen"]
 
 log = logging.getLogger(__name__)
 
@@ -84,22 +82,6 @@ def _own_addresses(sentence: str) -> str:
     """Return a sentence with this host's addresses; "" if it has none."""
     found = ", ".join(f"{address} ({name})" for name, address in addresses())
     return sentence.format(found) if found else ""
-
-
-def store_on_loopback() -> tuple[dist.TCPStore, int]:
-    """Host a store on loopback, on a port that the kernel chooses."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen(socket.SOMAXCONN)
-        port = int(listener.getsockname()[1])
-        store = dist.TCPStore(
-            "127.0.0.1",
-            port,
-            is_master=True,
-            wait_for_workers=False,
-            master_listen_fd=listener.detach(),
-        )
-    return store, port
 
 
 def connect(host: str, port: int, seconds: float, *, tells: bool = False) -> Client:

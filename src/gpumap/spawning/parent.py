@@ -18,8 +18,9 @@ from gpumap.rendezvous.journal import Journal
 from gpumap.rendezvous.members import Member
 from gpumap.rendezvous.messages import signal_name
 from gpumap.rendezvous.rendezvous import session_prefix
-from gpumap.rendezvous.session_store import SessionStore, TorchKeys
+from gpumap.rendezvous.session_store import SessionStore
 from gpumap.rendezvous.store_client import StoreLostError
+from gpumap.rendezvous.torch_keys import TorchKeys
 from gpumap.spawning.child import Raised, Raising, Returned
 from gpumap.spawning.pickling import loads
 from gpumap.time_limits import FAIL_BY_THEMSELVES, LEAVE_WHEN_TOLD

@@ -29,7 +29,7 @@ from gpumap.mapping.device_refs import DeviceRef, plain, refs_of
 from gpumap.mapping.policy import GPUS, name_of
 from gpumap.mapping.seconds import start_seconds
 from gpumap.rendezvous.messages import described
-from gpumap.rendezvous.tcp import store_on_loopback
+from gpumap.rendezvous.torch_store import store_on_loopback
 from gpumap.spawning.child import Returned, work
 from gpumap.spawning.inheritance import Parent, named
 from gpumap.spawning.parent import Rank, end_all, first_failed, raise_from, watch
