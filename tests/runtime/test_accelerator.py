@@ -216,8 +216,8 @@ def test_measure_tells_the_speed_of_each_device_and_opens_none_here() -> None:
 
 
 def test_the_command_shows_the_devices() -> None:
-    """The command `python -m gpumap --nproc 2` shows the device of each rank."""
-    done = run_python("-m", "gpumap", "--nproc", "2", environ=accelerator())
+    """The command `gpumap show --nproc 2` shows the device of each rank."""
+    done = run_python("-m", "gpumap", "show", "--nproc", "2", environ=accelerator())
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"\b1 .* pretend:1 .*Pretended GPU", done.stdout)
 

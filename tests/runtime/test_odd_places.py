@@ -115,7 +115,7 @@ def test_a_script_whose_import_is_slow_is_refused_in_time(tmp_path: Path) -> Non
 @pytest.mark.parametrize("where", ["full", "closed", "read enough"])
 def test_the_command_says_where_it_cannot_print(where: str) -> None:
     """If the command cannot print, it exits with 2; a closed pipe is no error."""
-    command = ("-m", "gpumap", "--machine", "t4x4")
+    command = ("-m", "gpumap", "show", "--machine", "t4x4")
     if where == "full":
         with Path("/dev/full").open("w") as full:
             done = run_python(*command, stdout=full)

@@ -20,7 +20,8 @@ from gpumap.mapping.devices import Device, Node
 from gpumap.mapping.launch import Launch
 from gpumap.mapping.policy import Policy
 from gpumap.mapping.pool import Pool
-from gpumap.runtime.local_setup import Decided, prepare
+from gpumap.runtime.local_setup import prepare
+from gpumap.runtime.placed import Decided
 from gpumap.runtime.session_options import SessionOptions
 from helpers import spawnjobs
 from helpers.jobs import WORKER, Ended, finish, free_port, run, start

@@ -1,19 +1,50 @@
-"""Binds this process to CPUs for the time of a block."""
+"""Binds this process to CPUs, for the time of a block or for good."""
 
+import logging
 import os
-from collections.abc import Collection, Generator, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import torch
-
 from gpumap.errors import SessionError
 from gpumap.mapping.cpus import cpu_list
+from gpumap.mapping.policy import Bind
+from gpumap.runtime.placed import Placed
+from gpumap.words import one_line
 
-__all__ = ["bound_to"]
+__all__ = ["bind_as_asked", "bind_for_good", "bound_to"]
+
+log = logging.getLogger(__name__)
 
 _TASKS = Path("/proc/self/task")
 _OPENMP = "OMP_NUM_THREADS"
+
+
+def bind_as_asked(
+    placed: Placed, how: Bind | None, bind: Callable[[Collection[int], int], object]
+) -> None:
+    """Bind a rank to the CPUs decided for it, if any are, by bind(cpus, threads).
+
+    A rehearsal only says which they are.
+
+    Raises:
+        SessionError: The kernel refuses, and the rank was to have CPUs of its own.
+    """
+    share, rank = placed.decided.cpus, placed.launch.rank
+    if share is None:
+        return
+    cpus = cpu_list(share.cpus)
+    if placed.rehearsal:
+        log.info("rank %d would run on CPUs %s", rank, cpus)
+        return
+    try:
+        bind(share.cpus, share.threads)
+    except SessionError as error:
+        if how == "exclusive":
+            raise
+        log.warning("%s", one_line(error))
+    else:
+        log.info("rank %d runs on CPUs %s", rank, cpus)
 
 
 @contextmanager
@@ -37,14 +68,33 @@ def bound_to(cpus: Collection[int], threads: int) -> Generator[None, None, None]
         with suppress(ProcessLookupError):  # it has ended
             before[tid] = os.sched_getaffinity(tid)
     try:
-        for tid in _threads():
-            _bind(tid, wanted, before)
+        _bind_all(wanted, before)
         with _operators_on(threads):
             yield
     finally:
         usual = before[os.getpid()]
         for tid in _threads():
             _restore(tid, before.get(tid), wanted, usual)
+
+
+def bind_for_good(
+    cpus: Collection[int], threads: int, environ: Mapping[str, str]
+) -> dict[str, str]:
+    """Bind all threads of this process to CPUs, whatever program it becomes by exec.
+
+    Return the variables by which torch runs its operators on `threads` there, unless
+    they are set.
+
+    Raises:
+        SessionError: The kernel does not give this process all of these CPUs.
+    """
+    _bind_all(set(cpus), {})
+    return {} if environ.get(_OPENMP) else {_OPENMP: str(threads)}
+
+
+def _bind_all(wanted: set[int], before: dict[int, set[int]]) -> None:
+    for tid in _threads():
+        _bind(tid, wanted, before)
 
 
 def _threads() -> Iterator[int]:
@@ -99,6 +149,8 @@ def _operators_on(threads: int) -> Generator[None, None, None]:
     if told:
         yield
         return
+    import torch  # noqa: PLC0415 - only inside a session
+
     count = torch.get_num_threads()
     os.environ[_OPENMP] = str(threads)
     torch.set_num_threads(threads)

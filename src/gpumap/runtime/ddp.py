@@ -13,7 +13,8 @@ from gpumap.loading import without_collection
 from gpumap.mapping.devices import Node
 from gpumap.mapping.launch import Launch
 from gpumap.mapping.policy import Bind, Gpus, Scores, Strategy
-from gpumap.rendezvous.model_digest import Likeness, likeness_of
+from gpumap.rendezvous.likeness import likeness_of
+from gpumap.rendezvous.model_digest import Likeness
 from gpumap.runtime.block import Block
 from gpumap.runtime.ddp_options import DDPOptions
 from gpumap.runtime.local_setup import LocalSetup

@@ -1,34 +1,24 @@
 """Local set-up of a session, before any communication: options, node, placement."""
 
-import logging
 import multiprocessing
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.distributed as dist
 
-from gpumap.detect.hardware import detect_node
-from gpumap.detect.launchers import detect_launch, launched_on
+from gpumap.detect.launchers import detect_launch
 from gpumap.detect.limits import files_of_session, refuse_few_files
 from gpumap.detect.rehearsal import REHEARSAL
 from gpumap.errors import DeviceError, LaunchError, SessionError
-from gpumap.mapping.devices import Node
 from gpumap.mapping.launch import Launch
 from gpumap.mapping.placement import Placement
-from gpumap.mapping.policy import Policy
-from gpumap.mapping.pool import Pool, can_share
-from gpumap.mapping.visibility import doubt
-from gpumap.rendezvous.members import Member
 from gpumap.rendezvous.rendezvous import store_is_open
+from gpumap.runtime.placed import BACKENDS, Decide, Placed, place_rank
 from gpumap.runtime.session_options import SessionOptions
 
-if TYPE_CHECKING:
-    from gpumap.mapping.cpu_shares import CpuShare
-
 __all__ = [
-    "Decided",
     "LocalSetup",
     "default_backend",
     "launch_of_group",
@@ -36,68 +26,18 @@ __all__ = [
     "refuse_without_a_rank",
 ]
 
-log = logging.getLogger(__name__)
-
 _KNOWN_BACKENDS = ("gloo", "nccl", "mpi", "ucc", "xccl")
-# Backends of devices that this build of torch may not know, for rehearsals.
-_BACKENDS = {"npu": "hccl", "hpu": "hccl", "xpu": "xccl", "cuda": "nccl"}
 
 
-@dataclass(frozen=True)
-class Decided:
-    """What the ranks of a node go by.
-
-    Attributes:
-        pool: The devices that they get.
-        speed: How fast this rank's device is, if that was measured.
-        cpus: The CPUs to bind this rank to, if there are any and it was asked for.
-        seen: The ranks of the node that this one has met for it.
-    """
-
-    pool: Pool
-    speed: float | None = None
-    cpus: "CpuShare | None" = None
-    seen: Sequence[Member] = ()
-
-
-@dataclass(frozen=True)
-class LocalSetup:
+@dataclass(frozen=True, kw_only=True)
+class LocalSetup(Placed):
     """The result of a rank's local set-up.
 
     Attributes:
-        placement: The device of this rank, and why.
         device: The torch device to use; the CPU in a rehearsal.
-        backend: The process group backend for the placement's device.
-        rehearsal: The machine pretended, if one is.
-        can_share: Whether the backend lets two ranks use one device.
-        decided: What the ranks of this node go by.
-        speed: How fast the device is, if the batch is split by that.
-        most: The most samples of the batch that it can take, if that is bounded.
     """
 
-    placement: Placement
     device: torch.device
-    backend: str
-    rehearsal: str | None
-    can_share: bool
-    decided: Decided
-    speed: float | None = None
-    most: int | None = None
-
-    @property
-    def pool(self) -> Pool:
-        """The strategy and its inputs, checked, for this node."""
-        return self.decided.pool
-
-    @property
-    def node(self) -> Node:
-        """The host and its devices, pretended in a rehearsal."""
-        return self.pool.node
-
-    @property
-    def launch(self) -> Launch:
-        """The rank, local rank and so on of this process."""
-        return self.placement.launch
 
     @property
     def backend_in_use(self) -> str:
@@ -105,73 +45,39 @@ class LocalSetup:
         return "gloo" if self.rehearsal else self.backend
 
 
-def prepare(
-    options: SessionOptions,
-    launch: Launch,
-    decide: Callable[[Policy, Node, Launch], Decided],
-) -> LocalSetup:
-    """Find the node, place this rank, check its neighbours, make its device current.
-
-    decide returns which devices the node's ranks get.
+def prepare(options: SessionOptions, launch: Launch, decide: Decide) -> LocalSetup:
+    """Place this rank, check its neighbours, make its device current.
 
     Raises:
         DeviceError: A device is asked for that is not there.
         PlacementError: The placement is impossible, as far as one rank can see.
     """
-    policy = Policy.of(
-        options.strategy,
-        options.pool,
-        options.scores,
-        oversubscribe=options.oversubscribe,
-    )
-    rehearsal = options.environ.get(REHEARSAL) or None
-    node = _node(options, launch)
-    if options.launch is None:
-        launch = launched_on(node, launch, options.environ)
-    decided = decide(policy, node, launch)
-    pool = decided.pool
-    placement = pool.place(launch)
-    if decided.cpus is not None:
-        cpus = {"cpus": decided.cpus.cpus}
-        placement = placement.model_copy(update=cpus)
-    backend = options.backend or default_backend(
-        placement.device.kind, rehearsed=rehearsal is not None
-    )
-    pool.refuse_conflicts(launch, backend, options.environ)
-    _log_doubts(options, pool, launch)
-    device = _torch_device(placement, rehearsal)
-    if rehearsal is None:
-        _refuse_a_missing_backend(backend)
-    if rehearsal or backend == "gloo":
+    rehearsed = bool(options.environ.get(REHEARSAL))
+    backend_of = partial(default_backend, rehearsed=rehearsed)
+    placed = place_rank(options, launch, decide, backend_of)
+    own, launch = placed.placement.device, placed.launch
+    device = _torch_device(placed.placement, placed.rehearsal)
+    if placed.rehearsal is None:
+        _refuse_a_missing_backend(placed.backend)
+    if placed.rehearsal or placed.backend == "gloo":
         _refuse_few_files(launch, options.environ)
     if device.type != "cpu":
         # Before anything else, so that no later step opens a context on device 0.
         torch.accelerator.set_device_index(device.index)
-    shares = can_share(backend, options.environ)
-    setup = LocalSetup(placement, device, backend, rehearsal, shares, decided)
-    balance, own = options.balance, placement.device
-    if balance is None or launch.world_size == 1:  # one process takes the whole batch
-        return setup
-    return replace(
-        setup,
-        speed=balance.speed_of(own, pool.node, decided.speed),
-        most=balance.most_of(own, pool.node),
+    balance, speed, most = options.balance, None, None
+    if balance is not None and launch.world_size > 1:  # one process takes it whole
+        speed = balance.speed_of(own, placed.node, placed.decided.speed)
+        most = balance.most_of(own, placed.node)
+    return LocalSetup(
+        placement=placed.placement,
+        backend=placed.backend,
+        rehearsal=placed.rehearsal,
+        can_share=placed.can_share,
+        decided=placed.decided,
+        speed=speed,
+        most=most,
+        device=device,
     )
-
-
-def _log_doubts(options: SessionOptions, pool: Pool, launch: Launch) -> None:
-    """Log what works but could be better, on one rank of the node."""
-    if (launch.local_rank or 0) == 0:
-        if idle := pool.idle(launch):
-            level = logging.INFO if pool.policy.gpus is None else logging.WARNING
-            log.log(level, "%s", idle)
-        for sentence in pool.warnings(launch):
-            log.warning("%s", sentence)
-    # A mask that all ranks share is reported by one of them, a rank's own by each.
-    own = launch.devices_bound or not pool.node.devices
-    tells = (own or (launch.local_rank or 0) == 0) and options.device != "cpu"
-    if tells and (slip := doubt(pool.node, options.environ)):
-        log.warning("%s", slip)
 
 
 def launch_of_group(options: SessionOptions) -> Launch:
@@ -223,25 +129,6 @@ def refuse_without_a_rank(launch: Launch, environ: Mapping[str, str]) -> None:
     )
 
 
-def _node(options: SessionOptions, launch: Launch) -> Node:
-    if options.device == "cpu" and options.gpus is not None:
-        raise DeviceError(
-            f'device="cpu" and gpus={options.gpus!r} contradict each other.',
-            "",
-            "Leave one of them out.",
-        )
-    if options.node is not None:
-        return options.node
-    node = detect_node(options.device, options.environ, launch)
-    if options.device == "auto" and any(d.kind == "mps" for d in node.devices):
-        log.warning(
-            "%s trains on the CPU: no backend of torch's process groups serves mps.",
-            node.hostname,
-        )
-        return detect_node("cpu", options.environ, launch)
-    return node
-
-
 def _refuse_few_files(launch: Launch, environ: Mapping[str, str]) -> None:
     """Refuse to start where the connections of a new group will not fit."""
     if launch.world_size == 1 or dist.is_initialized():
@@ -287,8 +174,8 @@ def default_backend(kind: str, *, rehearsed: bool) -> str:
     try:
         return str(dist.get_default_backend_for_device(kind))
     except (ValueError, RuntimeError):  # a kind it cannot use, one it does not know
-        if rehearsed and kind in _BACKENDS:
-            return _BACKENDS[kind]
+        if rehearsed and kind in BACKENDS:
+            return BACKENDS[kind]
         raise DeviceError(
             f"torch knows no process group backend for {kind!r} devices.",
             f"torch {torch.__version__}.",

@@ -1,52 +1,42 @@
-"""Where the ranks of one session meet."""
+"""What a rank needs of the place where the ranks of a job meet."""
 
+import logging
 import os
 import socket
-from collections.abc import Sequence
+from contextlib import closing
+from typing import Protocol
 
+from gpumap.errors import RollCallError
 from gpumap.mapping.launch import Launch
+from gpumap.notes import note
 from gpumap.rendezvous.members import Member
+from gpumap.rendezvous.messages import described
 from gpumap.rendezvous.peers import Peers
 from gpumap.rendezvous.procfs import pid_space
-from gpumap.rendezvous.rendezvous import Rendezvous, meet, meet_in_group
-from gpumap.runtime.session_options import SessionOptions
+from gpumap.rendezvous.roll_call import withdraw
+from gpumap.time_limits import TELL_THE_OTHERS
 
-__all__ = ["Meeting", "node_of", "peers_of", "unplaced"]
+__all__ = ["Meeting", "node_of", "tell_the_others", "unplaced"]
 
-# Enough for any machine; a rehearsal may pretend more ranks on one.
-_MOST_NEIGHBOURS = 256
+log = logging.getLogger(__name__)
 
 
-class Meeting:
-    """Where the ranks of one session meet; opened once, when it is first needed."""
+class Meeting(Protocol):
+    """Where the ranks of one job meet; opened once, when it is first needed.
 
-    def __init__(
-        self, options: SessionOptions, launch: Launch, *, adopted: bool
-    ) -> None:
-        """Prepare; adopted: a process group exists already, whose store is used."""
-        self._options = options
-        self._launch = launch
-        self._adopted = adopted
-        self._rendezvous: Rendezvous | None = None
+    Attributes:
+        keeper: Who hosts the store, as text, once it is open.
+        is_open: Whether this rank has come there already.
+    """
 
     @property
-    def is_open(self) -> bool:
-        """Whether this rank has come there already."""
-        return self._rendezvous is not None
-
-    def opened(self, seconds: float) -> Rendezvous:
-        """Return the session's part of the store, within so many seconds."""
-        if self._rendezvous is None:
-            self._rendezvous = (
-                meet_in_group()
-                if self._adopted
-                else meet(self._launch, seconds, self._options.environ)
-            )
-        return self._rendezvous
+    def keeper(self) -> str: ...  # noqa: D102 - as above
+    @property
+    def is_open(self) -> bool: ...  # noqa: D102 - as above
 
     def peers(self, me: Member, seconds: float) -> Peers:
         """Return all ranks, on a new connection."""
-        return peers_of(self.opened(seconds), self._launch, me, seconds)
+        ...
 
 
 def node_of(launch: Launch) -> int | None:
@@ -65,22 +55,20 @@ def unplaced(launch: Launch) -> Member:
     )
 
 
-def peers_of(
-    rendezvous: Rendezvous, launch: Launch, me: Member, patience: float
-) -> Peers:
-    """Return all ranks, on a new connection, as Rendezvous.connect opens it."""
-    return Peers(
-        store=rendezvous.connect(patience),
-        me=me,
-        world_size=launch.world_size,
-        host=rendezvous.host,
-        here=_neighbours_of(launch),
-    )
-
-
-def _neighbours_of(launch: Launch) -> Sequence[int]:
-    """Return the ranks of this node, as far as they are known."""
-    if launch.node_ranks is not None:
-        return launch.node_ranks[:_MOST_NEIGHBOURS]
-    here = min(launch.world_size, _MOST_NEIGHBOURS)
-    return range(here) if launch.one_node else (launch.rank,)
+def tell_the_others(
+    launch: Launch, error: BaseException, meeting: Meeting, seconds: float
+) -> None:
+    """Tell the other ranks that this one cannot start; a failure to is a note."""
+    if not isinstance(error, RollCallError):
+        # The whole error is raised once the other ranks know.
+        happened = described(error).partition("\n")[0]
+        log.error(
+            "rank %d cannot start, and tells the others: %s", launch.rank, happened
+        )
+    seconds = min(seconds, TELL_THE_OTHERS)
+    try:
+        peers = meeting.peers(unplaced(launch), seconds)
+        with closing(peers.store):
+            withdraw(peers, error, seconds)
+    except Exception as failure:  # noqa: BLE001 - the error itself is what matters
+        note(error, f"gpumap: the other ranks could not be told: {described(failure)}")

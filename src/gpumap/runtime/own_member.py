@@ -8,58 +8,58 @@ from gpumap.mapping.devices import Device
 from gpumap.mapping.identity import Identity, identity_of
 from gpumap.rendezvous.members import Member
 from gpumap.rendezvous.procfs import boot_id, file_space, pid_space
-from gpumap.runtime.local_setup import LocalSetup
+from gpumap.runtime.placed import Placed
 from gpumap.runtime.session_options import SessionOptions
 
 __all__ = ["member_of"]
 
 
-def member_of(setup: LocalSetup, options: SessionOptions) -> Member:
+def member_of(placed: Placed, options: SessionOptions) -> Member:
     """Return this rank, with what others need to know of its device."""
     return Member(
-        rank=setup.launch.rank,
-        hostname=setup.node.hostname,
+        rank=placed.launch.rank,
+        hostname=placed.node.hostname,
         pid=os.getpid(),
-        device=str(setup.placement.device),
-        identity=None if setup.pool.policy.oversubscribe else _identity(setup),
-        sight=_sight(setup, options),
-        scores=_scores(setup),
-        rehearsal=_machine(setup),
-        hint=_hint(setup),
+        device=str(placed.placement.device),
+        identity=None if placed.pool.policy.oversubscribe else _identity(placed),
+        sight=_sight(placed, options),
+        scores=_scores(placed),
+        rehearsal=_machine(placed),
+        hint=_hint(placed),
         pid_space=pid_space(),
-        speed=setup.speed,
-        most=setup.most,
+        speed=placed.speed,
+        most=placed.most,
     )
 
 
-def _sight(setup: LocalSetup, options: SessionOptions) -> str:
+def _sight(placed: Placed, options: SessionOptions) -> str:
     """Return why this rank trains on the CPU, if it does."""
-    if setup.placement.device.kind != "cpu":
+    if placed.placement.device.kind != "cpu":
         return ""
     if options.device == "cpu":
         return 'device="cpu" was asked for.'
-    return setup.node.visible
+    return placed.node.visible
 
 
-def _machine(setup: LocalSetup) -> str:
+def _machine(placed: Placed) -> str:
     """Return the machine that is pretended, if one is; a file by its absolute path."""
-    wanted = setup.rehearsal or ""
+    wanted = placed.rehearsal or ""
     return str(Path(wanted).resolve()) if names_a_file(wanted) else wanted
 
 
-def _scores(setup: LocalSetup) -> dict[str, float]:
+def _scores(placed: Placed) -> dict[str, float]:
     """Return each device's score, if there are any, by a name that no mask changes."""
-    devices = setup.node.devices
+    devices = placed.node.devices
     return {
         devices[n].uuid or devices[n].pci_bus_id or str(devices[n]): score
-        for n, score in setup.pool.scores.items()
+        for n, score in placed.pool.scores.items()
     }
 
 
-def _hint(setup: LocalSetup) -> str:
+def _hint(placed: Placed) -> str:
     """Return what to change if this rank's device turns out to be taken."""
-    launch, count = setup.launch, len(setup.node.devices)
-    if setup.placement.device.mig and not setup.can_share:
+    launch, count = placed.launch, len(placed.node.devices)
+    if placed.placement.device.mig and not placed.can_share:
         return (
             "NCCL refuses two ranks on one GPU, MIG slices of it included: give each "
             'rank a slice of a GPU of its own, or choose backend="gloo".'
@@ -70,8 +70,8 @@ def _hint(setup: LocalSetup) -> str:
             f"({launch.command(count)}), widen the mask, or give each process a mask "
             "of its own."
         )
-    name = setup.pool.policy.name
-    if setup.decided.seen:
+    name = placed.pool.policy.name
+    if placed.decided.seen:
         return (
             f'Strategy "{name}" gave both the same device: let it give each local rank '
             "of a node another."
@@ -81,15 +81,15 @@ def _hint(setup: LocalSetup) -> str:
         "give every process of a node the same *_VISIBLE_DEVICES and distinct local "
         "ranks, or each its own device."
         + " To share one on purpose, write oversubscribe=True."
-        * setup.can_share
+        * placed.can_share
     )
 
 
-def _identity(setup: LocalSetup) -> Identity | None:
+def _identity(placed: Placed) -> Identity | None:
     """Return the identity of this rank's device, if it can be told from others."""
-    launch, device = setup.launch, _without_shared_names(setup)
+    launch, device = placed.launch, _without_shared_names(placed)
     host, view = boot_id(), file_space()
-    if setup.rehearsal:
+    if placed.rehearsal:
         # One description may stand for several pretended nodes.
         node = launch.node_rank
         host = view = f"of node {0 if node is None else node}"
@@ -99,18 +99,18 @@ def _identity(setup: LocalSetup) -> Identity | None:
             host = view = None
     elif launch.devices_bound and device.physical_index is None:
         view = None
-    return identity_of(device, host=host, view=view, can_share=setup.can_share)
+    return identity_of(device, host=host, view=view, can_share=placed.can_share)
 
 
-def _without_shared_names(setup: LocalSetup) -> Device:
+def _without_shared_names(placed: Placed) -> Device:
     """Return this rank's device, without a UUID and bus ID that another device shares.
 
     Partitions of an AMD GPU may repeat its UUID, and are functions of one PCI device,
     whose number torch does not report. MIG slices have distinct UUIDs.
     """
-    device = setup.placement.device
+    device = placed.placement.device
     names = (device.uuid, device.pci_bus_id)
-    alike = [d for d in setup.node.devices if (d.uuid, d.pci_bus_id) == names]
+    alike = [d for d in placed.node.devices if (d.uuid, d.pci_bus_id) == names]
     if device.mig is not None or alike == [device]:
         return device
     return device.model_copy(update={"uuid": None, "pci_bus_id": None})

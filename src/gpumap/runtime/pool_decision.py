@@ -11,14 +11,14 @@ from gpumap.detect.claims import (
     CLAIMS,
     Claims,
     claims_folder,
+    held_before,
     holder_of,
     with_holders,
 )
 from gpumap.detect.cpus import allowed_cpus, bound_cpus, with_cpus
-from gpumap.detect.measure import measure
 from gpumap.detect.rehearsal import REHEARSAL
 from gpumap.detect.tenants import with_tenants
-from gpumap.errors import PlacementError, RollCallError
+from gpumap.errors import PlacementError
 from gpumap.mapping.bound import refuse_unknown_neighbours
 from gpumap.mapping.cpu_shares import CpuShare, shares_of_cpus, untold_cores
 from gpumap.mapping.cpu_topology import CpuTopology
@@ -38,8 +38,8 @@ from gpumap.rendezvous.members import Member
 from gpumap.rendezvous.node_decision import Decision, Facts, NodeRanks
 from gpumap.rendezvous.procfs import boot_id
 from gpumap.rendezvous.store_client import StoreLostError
-from gpumap.runtime.local_setup import Decided
 from gpumap.runtime.meeting import Meeting, node_of, unplaced
+from gpumap.runtime.placed import Decided
 from gpumap.runtime.session_options import SessionOptions
 from gpumap.words import one_line
 
@@ -140,12 +140,7 @@ class PoolDecision:
                 )
                 return here.decide(mine, decide)
         except StoreLostError as error:
-            raise RollCallError(
-                f"{self._meeting.opened(seconds).keeper} went before the roll call.",
-                f"{error}.",
-                "See what it says.",
-                (0,),
-            ) from None
+            raise error.of(self._meeting.keeper, "before the roll call") from None
 
     def _decide(
         self, policy: Policy, node: Node, facts: Sequence[Facts]
@@ -159,12 +154,14 @@ class PoolDecision:
         with ExitStack() as looking:
             claims = options.claims and node.devices
             folder = claims_folder(options.environ) if claims else None
+            holder = held_before(options.environ) if claims else None
             if folder is not None:
                 looking.enter_context(_turn(folder))
             if policy.strategy == "idle":
                 ours = {one.member.pid for one in facts}
                 node = _without(ours, with_tenants(node, options.environ))
                 node = with_holders(node, options.environ)
+                node = node if holder is None else _without({holder}, node)
             pool = Pool.of(policy, node, first)
             devices = [pool.device_of(one.launch) for one in facts]
             chosen = [d for d in dict.fromkeys(devices) if pool.devices]
@@ -178,7 +175,7 @@ class PoolDecision:
                     node.model_dump_json(),
                 )
             if folder is not None:
-                self._claim(chosen, node, folder)
+                self._claim(chosen, node, folder, holder)
         topology = node.cpus or CpuTopology()
         return pool, Decision(
             ranks=len(facts),
@@ -192,14 +189,19 @@ class PoolDecision:
             else (),
         )
 
-    def _claim(self, devices: Sequence[Device], node: Node, folder: Path) -> None:
+    def _claim(
+        self, devices: Sequence[Device], node: Node, folder: Path, before: int | None
+    ) -> None:
+        """Claim devices, but those that are claimed for this process by another."""
         claims = self._held.enter_context(Claims(folder))
         for device in devices:
             name = claimed_as(device, node)
             if name is None:
                 raise unclaimable(device, node)
-            if not claims.take(name):
-                holder = holder_of(folder, name)
+            if claims.take(name):
+                continue
+            holder = holder_of(folder, name)
+            if before is None or holder is None or holder.pid != before:
                 raise PlacementError(
                     f"{device} on {node.hostname} is claimed already.",
                     f"{folder}: by {holder or 'a process that has just ended'}.",
@@ -233,6 +235,8 @@ class PoolDecision:
         return None
 
     def _measured(self, devices: Sequence[Device], node: Node) -> tuple[float, ...]:
+        from gpumap.detect.measure import measure  # noqa: PLC0415 - it imports torch
+
         found = measure(devices=sorted({d.index for d in devices if d is not CPU}))
         return tuple(number_of(found, device, node, "speeds") for device in devices)
 

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from gpumap.detect.launchers import detect_launch
-from gpumap.errors import RollCallError, SessionError
+from gpumap.errors import SessionError
 from gpumap.mapping.devices import Node
 from gpumap.mapping.launch import Launch
 from gpumap.mapping.placement import Placement
@@ -288,9 +288,4 @@ def _ending(
     try:
         return Shutdown(started, options, group)
     except StoreLostError as error:
-        raise RollCallError(
-            f"{started.rendezvous.keeper} went after the roll call.",
-            f"{error}.",
-            "See what it says.",
-            (0,),
-        ) from None
+        raise error.of(started.rendezvous.keeper, "after the roll call") from None
