@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from gpumap.mapping.devices import Link as Link
     from gpumap.mapping.devices import Node as Node
     from gpumap.mapping.devices import Tenant as Tenant
+    from gpumap.mapping.environment import environment as environment
     from gpumap.mapping.launch import Launch as Launch
     from gpumap.mapping.placement import Conflict as Conflict
     from gpumap.mapping.placement import Placement as Placement
@@ -71,6 +72,7 @@ else:  # not read by type checkers, which so report a name that does not exist
         "ddp_session": "runtime.ddp",
         "detect_launch": "detect.launchers",
         "detect_node": "detect.hardware",
+        "environment": "mapping.environment",
         "machine": "detect.rehearsal",
         "measure": "detect.measure",
         "parse_topology": "mapping.topology",

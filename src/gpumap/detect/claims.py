@@ -26,18 +26,29 @@ from collections.abc import Generator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple, Self
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from gpumap.detect.processes import local_time, tenant_of, user_name
 from gpumap.errors import DeviceError
 from gpumap.mapping.devices import Device, Node, Tenant
 from gpumap.mapping.identity import claimed_as
 
-__all__ = ["CLAIMS", "Claims", "claims_folder", "holder_of", "with_holders"]
+__all__ = [
+    "CLAIMS",
+    "HELD",
+    "Claims",
+    "claims_folder",
+    "held_before",
+    "holder_of",
+    "keep_through_exec",
+    "with_holders",
+]
 
 CLAIMS = "GPUMAP_CLAIMS"
+HELD = "GPUMAP_HELD"
+"""What `gpumap run` leaves to the script: its process, and who holds its claims."""
 
-_PREFIX = "gpumap-claims-"
+_PREFIX, _SUFFIX = "gpumap-claims-", ".lock"
 # Seconds for others who claim the same name at the same moment: a look takes them less
 # than a millisecond.
 _PATIENCE, _PAUSE = 1.0, 0.005
@@ -190,6 +201,40 @@ def with_holders(node: Node, environ: Mapping[str, str]) -> Node:
     return node.model_copy(update={"devices": devices})
 
 
+def keep_through_exec(holder: int) -> dict[str, str]:
+    """Keep what this process has claimed when it becomes another program by exec.
+
+    holder is the process that has claimed this rank's device, this one or another of
+    its node. Return the variables by which the program knows.
+
+    Source: execve(2) and fcntl_locking(2): locks stay as long as their file is open.
+    """
+    for held in _held.values():
+        for descriptor in held.descriptors:
+            os.set_inheritable(descriptor, True)  # noqa: FBT003 - it has no name
+    return {HELD: f"{os.getpid()}:{holder}"}
+
+
+def held_before(environ: Mapping[str, str]) -> int | None:
+    """Return the process that claims for this one since before exec, if one does.
+
+    A child of that program has no part in it.
+    """
+    own, _, holder = environ.get(HELD, "").partition(":")
+    mine = own == str(os.getpid()) and holder.isdecimal()
+    return int(holder) if mine else None
+
+
+def _recall() -> None:
+    """Take note of files that were locked before exec, so that none is closed."""
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # the listing's own is closed by now
+            path = descriptor.readlink()
+            if path.parent.name.startswith(_PREFIX) and path.suffix == _SUFFIX:
+                name = unquote(path.name.removesuffix(_SUFFIX))
+                _held.setdefault(_key(descriptor.stat()), _Held(None, name, ()))
+
+
 def _with_holder(device: Device, node: Node, folder: Path) -> Device:
     name = claimed_as(device, node)
     holder = None if name is None else holder_of(folder, name)
@@ -203,11 +248,14 @@ _Key = tuple[int, int]
 
 
 class _Held(NamedTuple):
-    """A claim of this process, and its descriptors: of the file and of its folder."""
+    """A claim of this process, and its descriptors: of the file and of its folder.
 
-    claims: Claims
+    One from before exec belongs to no Claims, and is not closed.
+    """
+
+    claims: Claims | None
     name: str
-    descriptors: tuple[int, int]
+    descriptors: tuple[int, ...]
 
 
 class _Lock(NamedTuple):
@@ -268,7 +316,7 @@ def _locks(folder: Path, name: str) -> list[_Lock]:
 
 
 def _file(name: str) -> str:
-    return f"{quote(name, safe='')}.lock"
+    return quote(name, safe="") + _SUFFIX
 
 
 def _folders(folder: Path) -> dict[Path, os.stat_result]:
@@ -357,3 +405,7 @@ def _tenant(lock: _Lock) -> Tenant:
             "claims": True,
         }
     )
+
+
+if held_before(os.environ) is not None:
+    _recall()

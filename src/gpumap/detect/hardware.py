@@ -12,7 +12,7 @@ from gpumap.mapping.devices import Device, Node
 from gpumap.mapping.launch import Launch
 from gpumap.mapping.visibility import mask_of, masks_of, visible
 
-__all__ = ["detect_node", "joined"]
+__all__ = ["counted_alike", "detect_node", "joined"]
 
 log = logging.getLogger(__name__)
 
@@ -179,7 +179,7 @@ def _is_late(seen: Node, physical: Node | None, environ: Mapping[str, str]) -> b
         return False
     left = visible(physical, environ).devices
     mask_is_uuids = environ.get("CUDA_VISIBLE_DEVICES", "GPU-").startswith("GPU-")
-    if not mask_is_uuids and not _counted_alike(physical, environ):
+    if not mask_is_uuids and not counted_alike(physical, environ):
         return len(left) < count
     places = {_place(device, physical) for device in seen.devices}
     return places != {_place(device, physical) for device in left}
@@ -249,7 +249,7 @@ def _numbered(node: Node, environ: Mapping[str, str]) -> Node:
     if mask_of(node, environ) is None:
         buses = [device.pci_bus_id or "" for device in devices]
         numbers = [sorted(buses).index(bus) for bus in buses] if all(buses) else []
-    elif _counted_alike(node, environ):
+    elif counted_alike(node, environ):
         numbers = _left_of_many(node, environ)
     if len(set(numbers)) != len(devices):
         return node
@@ -263,7 +263,7 @@ def _numbered(node: Node, environ: Mapping[str, str]) -> Node:
     )
 
 
-def _counted_alike(node: Node, environ: Mapping[str, str]) -> bool:
+def counted_alike(node: Node, environ: Mapping[str, str]) -> bool:
     """Tell whether CUDA and nvidia-smi count these devices in the same order."""
     by_bus = environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
     return by_bus or len({device.name for device in node.devices}) == 1

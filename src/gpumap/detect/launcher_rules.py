@@ -9,6 +9,7 @@ from gpumap.detect import slurm
 from gpumap.detect.draft import Draft
 from gpumap.detect.environment import Environment
 from gpumap.errors import LaunchError
+from gpumap.mapping.environment import LOCAL_RANK
 
 __all__ = [
     "check_pods",
@@ -29,14 +30,22 @@ def virtual_local_rank(draft: Draft) -> None:
     """Undo torchrun's --virtual-local-rank, and list the ranks of this node.
 
     With that option LOCAL_RANK is 0 in every process, and each sees one device of its
-    own; no variable holds the true local rank. torchrun numbers the ranks of a node
-    consecutively.
+    own; no variable of torchrun's holds the true local rank. torchrun numbers the ranks
+    of a node consecutively.
     """
     draft.devices_bound = draft.has_own_devices()
     if draft.devices_bound and draft.local_rank == 0:
         one_node = draft.local_world_size == draft.world_size
         draft.local_rank = draft.rank if one_node else None
+    local_rank_before_run(draft)
     ranks_in_a_row(draft)
+
+
+def local_rank_before_run(draft: Draft) -> None:
+    """Undo `gpumap run --own`, after which LOCAL_RANK is 0 in every process."""
+    told = draft.env.number(LOCAL_RANK)
+    if told is not None and draft.has_own_devices():
+        draft.local_rank = told
 
 
 def ranks_in_a_row(draft: Draft) -> None:
@@ -59,6 +68,7 @@ def fit_around(draft: Draft) -> None:
     Raises:
         LaunchError: They disagree.
     """
+    local_rank_before_run(draft)
     env, rank, size = draft.env, draft.rank, draft.world_size
     around = _around(env)
     if around is not None and size is not None:

@@ -19,6 +19,7 @@ from gpumap.detect.launcher_rules import (
 from gpumap.detect.missing_variables import incomplete, refuse_half_a_family
 from gpumap.errors import LaunchError
 from gpumap.mapping.devices import Node
+from gpumap.mapping.environment import RUN
 from gpumap.mapping.launch import Launch
 from gpumap.mapping.visibility import without_foreign_masks
 
@@ -26,6 +27,7 @@ __all__ = ["LAUNCHERS", "detect_launch", "launched", "launched_on"]
 
 log = logging.getLogger(__name__)
 
+_ALONE = "single process"
 Names = tuple[str, ...]
 
 
@@ -266,18 +268,8 @@ def detect_launch(
     if env.text("GPUMAP_LAUNCHER") is None:
         refuse_half_a_family(_RANKS, env)
         slurm.say_no_step(env)
-    log.debug("launch: single process")
-    return Launch(
-        launcher="single process",
-        rank=0,
-        world_size=1,
-        local_rank=0,
-        local_world_size=1,
-        node_rank=0,
-        num_nodes=1,
-        node_ranks=(0,),
-        job_id=env.text("GPUMAP_JOB_ID"),
-    )
+    log.debug("launch: %s", _ALONE)
+    return _alone(env)
 
 
 def launched(environ: Mapping[str, str] | None = None) -> Launch | None:
@@ -294,12 +286,52 @@ def launched(environ: Mapping[str, str] | None = None) -> Launch | None:
             # A new Environment: the variables of the rows before were not used.
             env = Environment(variables)
             env.present(row.marks)
+            if row.launcher == "torch variables" and (found := _before_run(variables)):
+                return found
             launch = _read(row, env)
             log.debug("launch: %s, from %s", row.launcher, env.seen())
             return launch
         if chosen is not None:
             raise _not_this_one(row, look)
     return None
+
+
+def _before_run(variables: Mapping[str, str]) -> Launch | None:
+    """Return the launch out of which `gpumap run` has set torch's variables.
+
+    None if it did not set them, or they were set again since.
+    """
+    look = Environment(variables)
+    name = look.text(RUN)
+    row = next((row for row in LAUNCHERS if row.launcher == name), None)
+    if name == _ALONE:
+        before = _alone(look)
+    elif (
+        row is not None
+        and row.launcher != "torch variables"
+        and all(look.text(mark) is not None for mark in row.marks)
+        and row.applies(look)
+    ):
+        before = _read(row, Environment(variables))
+    else:
+        return None
+    told = (look.number("RANK"), look.number("WORLD_SIZE"))
+    log.debug("launch: %s, as gpumap run found it", name)
+    return before if told == (before.rank, before.world_size) else None
+
+
+def _alone(env: Environment) -> Launch:
+    return Launch(
+        launcher=_ALONE,
+        rank=0,
+        world_size=1,
+        local_rank=0,
+        local_world_size=1,
+        node_rank=0,
+        num_nodes=1,
+        node_ranks=(0,),
+        job_id=env.text("GPUMAP_JOB_ID"),
+    )
 
 
 def launched_on(node: Node, launch: Launch, environ: Mapping[str, str]) -> Launch:
