@@ -18,7 +18,7 @@ nox.options.error_on_missing_interpreters = False
 # An interpreter that is not there is said and left out, in CI too.
 nox.options.reuse_existing_virtualenvs = True
 
-# Which Debian package brings a program that tests/launchers starts.
+# Which Debian package brings a program that tests/launchers and tests/clients start.
 PROGRAMS = {
     "ip": "iproute2",
     "mpiexec.hydra": "mpich",
@@ -54,6 +54,19 @@ def install(session: nox.Session, *groups: str, torch: bool = True) -> None:
     session.install("--no-deps", "-e", ".")
 
 
+def install_launchers(session: nox.Session) -> None:
+    """Install the launchers' programs that are missing, where apt may do so."""
+    missing = [name for name in PROGRAMS if shutil.which(name) is None]
+    if missing and os.geteuid() == 0 and shutil.which("apt-get"):
+        session.env["DEBIAN_FRONTEND"] = "noninteractive"
+        session.run("apt-get", "update", "-qq", external=True)
+        session.run(
+            *("apt-get", "install", "-y", "-qq", "--no-install-recommends"),
+            *sorted({PROGRAMS[name] for name in missing}),
+            external=True,
+        )
+
+
 @nox.session
 def demo(session: nox.Session) -> None:
     """Train a small net with two processes, on GPUs or in rehearsal."""
@@ -73,9 +86,9 @@ def tests(session: nox.Session) -> None:
     if session.posargs:
         session.run(*run, *AT_ONCE, *session.posargs)
     else:
-        # What needs the launchers' programs has a session of its own.
-        others = ("-m", "not alone", "--ignore=tests/launchers")
-        session.run(*run, *AT_ONCE, *others)
+        # What needs the launchers' programs has sessions of its own.
+        others = ("--ignore=tests/launchers", "--ignore=tests/clients")
+        session.run(*run, *AT_ONCE, "-m", "not alone", *others)
         session.run(*run, "-m", "alone", "tests/runtime")
     session.run("coverage", "combine", success_codes=[0, 1], silent=True)
     session.run("coverage", "report")
@@ -93,18 +106,20 @@ def mapping(session: nox.Session) -> None:
 @nox.session
 def launchers(session: nox.Session) -> None:
     """Run jobs under the real launchers, which apt installs where it may."""
-    missing = [name for name in PROGRAMS if shutil.which(name) is None]
-    if missing and os.geteuid() == 0 and shutil.which("apt-get"):
-        session.env["DEBIAN_FRONTEND"] = "noninteractive"
-        session.run("apt-get", "update", "-qq", external=True)
-        session.run(
-            *("apt-get", "install", "-y", "-qq", "--no-install-recommends"),
-            *sorted({PROGRAMS[name] for name in missing}),
-            external=True,
-        )
+    install_launchers(session)
     install(session, "tests")
     options = session.posargs or ["tests/launchers"]
     session.run("pytest", *AT_ONCE, "--dist=loadfile", *options)
+
+
+@nox.session
+def clients(session: nox.Session) -> None:
+    """Run other people's libraries under `gpumap run` and the real launchers."""
+    install_launchers(session)
+    install(session, "clients")
+    # A job computes on two or four CPUs at once: more jobs than three only wait.
+    where = session.posargs or ["tests/clients"]
+    session.run("pytest", "-n", "3", "--dist=worksteal", "--durations=10", *where)
 
 
 @nox.session(venv_params=["--system-site-packages"])
@@ -113,7 +128,7 @@ def gpu(session: nox.Session) -> None:
     session.install(*nox.project.dependency_groups(PROJECT, "tests"))
     session.install("-e", ".[nvml]")
     session.run("pytest", "-rs", "tests/gpu", *session.posargs)
-    session.run("python", "-m", "gpumap")
+    session.run("gpumap", "show")
 
 
 @nox.session
@@ -146,6 +161,7 @@ def bench(session: nox.Session) -> None:
         "overhead",
         "exits",
         "launch",
+        "run",
         "soak",
         "start",
         "balance",

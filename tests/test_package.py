@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import gpumap
-from gpumap.__main__ import main
+from gpumap.command.main import main
 from helpers.programs import run_python
 
 

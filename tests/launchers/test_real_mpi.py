@@ -31,9 +31,9 @@ def test_mpiexec_hydra(run: Run, python: list[str]) -> None:
 
 
 def test_python_m_gpumap_shows_the_same(shown: Shown) -> None:
-    """`python -m gpumap` prints one launch line per rank under mpirun and mpiexec."""
+    """`gpumap show` prints one launch line per rank under mpirun and mpiexec."""
     need("mpirun.openmpi", "mpiexec.hydra")
-    gpumap = [sys.executable, "-m", "gpumap"]
+    gpumap = [sys.executable, "-m", "gpumap", "show"]
     for launcher, command in (
         ("Open MPI", [*OPEN_MPI, "-np", "2", *gpumap]),
         ("MPICH", ["mpiexec.hydra", "-n", "2", *gpumap]),

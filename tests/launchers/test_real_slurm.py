@@ -202,15 +202,22 @@ def test_other_distributions(
 
     Without an address no session could start, and the command's exit code says so.
     """
-    command = [*SRUN, *options.split(), sys.executable, "-m", "gpumap"]
+    command = [*SRUN, *options.split(), sys.executable, "-m", "gpumap", "show"]
     lines = shown(command, starts=store != "?:", SLURM_CONF=slurm_conf)
     assert [line.split(", node ")[1].split(",")[0] for line in lines] == where
     assert all(f", store {store}" in line for line in lines)
 
 
 def test_python_m_gpumap_shows_the_same(shown: Shown, slurm_conf: str) -> None:
-    """`python -m gpumap` prints one launch line per task, with Slurm's ranks."""
-    command = [*SRUN, *["-N2", "-n3", "-w", "n1,n2"], sys.executable, "-m", "gpumap"]
+    """`gpumap show` prints one launch line per task, with Slurm's ranks."""
+    command = [
+        *SRUN,
+        *["-N2", "-n3", "-w", "n1,n2"],
+        sys.executable,
+        "-m",
+        "gpumap",
+        "show",
+    ]
     lines = shown(command, SLURM_CONF=slurm_conf)
     assert [line.partition(", store n1:")[0] for line in lines] == [
         "launch: Slurm, rank 0 of 3, local rank 0 of 2, node 0 of 2",

@@ -52,8 +52,10 @@ def test_two_agents_with_two_processes_and_one(machines: str) -> None:
 
 
 def test_python_m_gpumap_shows_the_same(shown: Shown) -> None:
-    """`python -m gpumap` prints one launch line per rank under torchrun."""
-    lines = shown([*TORCHRUN, "--standalone", "--nproc-per-node", "2", "-m", "gpumap"])
+    """`gpumap show` prints one launch line per rank under torchrun."""
+    lines = shown(
+        [*TORCHRUN, "--standalone", "--nproc-per-node", "2", "-m", "gpumap", "show"]
+    )
     assert [line.partition(", store")[0] for line in lines] == [
         f"launch: torchrun, rank {rank} of 2, local rank {rank} of 2, node 0 of 1"
         for rank in range(2)
