@@ -34,7 +34,7 @@ def outcomes(
             launcher="test", rank=rank, world_size=world_size, local_rank=local_rank
         )
         try:
-            return numbered(peers, launch, seconds)
+            return numbered(peers, launch, host, seconds)
         except RollCallError as error:
             return str(error)
 

@@ -16,6 +16,7 @@ from gpumap.rendezvous.gathering import Gathering
 from gpumap.rendezvous.members import Member
 from gpumap.rendezvous.model_digest import Likeness
 from gpumap.rendezvous.nodes import numbered
+from gpumap.rendezvous.procfs import host_name
 from gpumap.rendezvous.store_client import StoreLostError
 from gpumap.runtime.deciding import decision_for
 from gpumap.runtime.meeting import Meeting, tell_the_others
@@ -131,7 +132,7 @@ class Rank:
                 soon = min(seconds, VERDICT_IS_WRITTEN)
                 known = None not in (launch.node_rank, launch.num_nodes)
                 if launch.local_rank is not None and not known:
-                    place, count = numbered(peers, launch, soon)
+                    place, count = numbered(peers, launch, host_name(), soon)
                     told = {"node_rank": place, "num_nodes": count}
                     launch = launch.model_copy(update=told)
                 meeting.disperse(peers, soon)

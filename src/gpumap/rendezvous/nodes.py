@@ -1,13 +1,10 @@
 """Numbers the nodes of a job whose launcher does not, after the roll call."""
 
-import socket
-
 from gpumap.errors import RollCallError
 from gpumap.mapping.base import FrozenModel, Index
 from gpumap.mapping.launch import Launch
 from gpumap.rendezvous import keys
 from gpumap.rendezvous.peers import Peers
-from gpumap.rendezvous.procfs import boot_id
 
 __all__ = ["numbered"]
 
@@ -30,12 +27,15 @@ class _Nodes(FrozenModel):
     count: Index
 
 
-def numbered(peers: Peers, launch: Launch, seconds: float) -> tuple[int, int]:
+def numbered(
+    peers: Peers, launch: Launch, host: str, seconds: float
+) -> tuple[int, int]:
     """Return this rank's node_rank, and the number of nodes.
 
-    Every rank calls this after a good roll call. A node is a host that has a local rank
-    0; nodes are in the order of these ranks. Rank 0 alone makes requests in proportion
-    to world_size.
+    Every rank calls this after a good roll call. host is a name of this rank's host
+    that no other host of the job has. A node is a host that has a local rank 0; nodes
+    are in the order of these ranks. Rank 0 alone makes requests in proportion to
+    world_size.
 
     Raises:
         RollCallError: A rank went before it said where it is, or no rank of this host
@@ -43,10 +43,9 @@ def numbered(peers: Peers, launch: Launch, seconds: float) -> tuple[int, int]:
         StoreLostError: The store does not answer any more.
     """
     store, me = peers.store, peers.me
-    name = f"{socket.gethostname()} {boot_id()}"
     here = launch.local_rank
     if here == 0:
-        store.write(keys.host(me.rank), _Host(name=name))
+        store.write(keys.host(me.rank), _Host(name=host))
     peers.count(keys.HOSTS, peers.world_size, keys.ALL_HOSTS)
     if me.rank == 0 and store.comes(keys.ALL_HOSTS, seconds):
         _number(peers)
@@ -57,14 +56,14 @@ def numbered(peers: Peers, launch: Launch, seconds: float) -> tuple[int, int]:
             f"{peers.world_size} ranks were to say on which host they are.",
             "One has gone after the roll call: see what each says.",
         )
-    if not store.has(keys.node(name)):
+    if not store.has(keys.node(host)):
         raise RollCallError(
             f"no rank of {me.hostname} is its local rank 0.",
             f"{me} is local rank {'unknown' if here is None else here} there.",
             "Give each process of a node its own LOCAL_RANK, from 0.",
             (me.rank,),
         )
-    return store.read(keys.node(name), _Node).node_rank, nodes.count
+    return store.read(keys.node(host), _Node).node_rank, nodes.count
 
 
 def _number(peers: Peers) -> None:

@@ -1,6 +1,7 @@
 """The state of another rank's process, from /proc."""
 
 import os
+import socket
 from functools import cache
 from pathlib import Path
 
@@ -8,6 +9,7 @@ __all__ = [
     "boot_id",
     "end_of",
     "file_space",
+    "host_name",
     "is_gone",
     "is_halted",
     "pid_space",
@@ -35,6 +37,14 @@ def boot_id() -> str | None:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return None
+
+
+def host_name() -> str:
+    """Return a name of this host that no other host of a job has.
+
+    Clones may have the same name, and containers share their host's kernel.
+    """
+    return f"{socket.gethostname()} {boot_id()}"
 
 
 def pid_space() -> str | None:

@@ -1,7 +1,6 @@
 """The pool of a node's ranks: worked out by each alone, or decided once for all."""
 
 import logging
-import socket
 import time
 from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -36,7 +35,7 @@ from gpumap.mapping.pool import Pool
 from gpumap.mapping.scores import number_of
 from gpumap.rendezvous.members import Member
 from gpumap.rendezvous.node_decision import Decision, Facts, NodeRanks
-from gpumap.rendezvous.procfs import boot_id
+from gpumap.rendezvous.procfs import host_name
 from gpumap.rendezvous.store_client import StoreLostError
 from gpumap.runtime.meeting import Meeting, node_of, unplaced
 from gpumap.runtime.placed import Decided
@@ -127,13 +126,12 @@ class PoolDecision:
     ) -> tuple[Decision, Sequence[Member]]:
         launch, seconds = mine.launch, self._options.start_seconds
         certain = node_of(launch)
-        host = f"{socket.gethostname()} {boot_id()}"
         try:
             peers = self._meeting.peers(mine.member, seconds)
             with closing(peers.store):
                 here = NodeRanks(
                     peers=peers,
-                    node=host if certain is None else str(certain),
+                    node=host_name() if certain is None else str(certain),
                     local_rank=launch.local_rank or 0,
                     local_world_size=ranks,
                     seconds=seconds,
