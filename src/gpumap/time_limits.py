@@ -20,8 +20,9 @@ VERDICT_IS_WRITTEN, ASK_EACH_RANK = 10.0, 2.0
 # How long a rank that cannot start tries to reach the others to tell them, and how long
 # the store's host waits for them to read the error.
 TELL_THE_OTHERS, HOST_STAYS_AT_START = 15.0, 30.0
-# How long the store's host waits, before its script starts, for the others to leave.
-LEAVE_FOR_SCRIPTS = 5.0
+# How long the store's host waits, before its script starts, for the others to leave:
+# longer than each of them waits for it.
+LEAVE_FOR_SCRIPTS = 2 * VERDICT_IS_WRITTEN
 
 # Shutdown. How long ranks have to report what they are doing, and how long they wait
 # for the outcome that one rank draws from the reports.

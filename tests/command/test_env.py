@@ -1,8 +1,11 @@
 """`gpumap env`: what it prints, and what a shell makes of it."""
 
 import json
+import signal
 import sys
 from pathlib import Path
+
+import pytest
 
 from helpers.environments import rank_environment
 from helpers.programs import run_program, run_python, start_python
@@ -34,6 +37,36 @@ def test_a_failure_fails_the_shell_that_evaluates_it() -> None:
     assert "DeviceError: there is no device 9 on dgx-a100." in done.stderr
 
 
+@pytest.mark.parametrize(
+    "words", ["--bad", "--strategy idle", "--gpus 1,,2", "--start-timeout -1"]
+)
+def test_words_that_are_wrong_fail_the_shell_too(words: str) -> None:
+    """The exit code of eval is not 0, whatever ended `gpumap env`."""
+    command = ["sh", "-c", EVALUATED + "echo started", "sh", *words.split()]
+
+    done = run_program(command, DGX)
+
+    assert (done.returncode, done.stdout) == (1, "")
+
+
+def test_a_signal_while_it_waits_fails_the_shell_too() -> None:
+    """SIGTERM and SIGINT end it as a command that has failed."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        environ = rank_environment(0, 2, free_port()) | DGX
+        waits = start_python("-m", "gpumap", "env", environ=environ, stderr=-1)
+        signal.signal(signal.SIGINT, before)
+        assert waits.stderr is not None
+        for line in waits.stderr:
+            if "rank 1" in line:
+                break
+        waits.send_signal(number)
+        done = ended(waits)
+
+        assert done.out == "false\n"
+        assert done.code in (128 + number, -number)
+
+
 def test_json_is_one_object_of_texts() -> None:
     """Nothing else is printed on stdout."""
     done = run_python(*ALONE, "--json", "--gpus", "5,2", environ=LAUNCHED)
@@ -49,7 +82,7 @@ def test_json_is_one_object_of_texts() -> None:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": "29500",
         "CUDA_VISIBLE_DEVICES": "5,2",
-        "GPUMAP_RUN": "torch variables",
+        "GPUMAP_RUN": "1/2 torch variables",
     }
 
 

@@ -1,13 +1,16 @@
 """`gpumap run`: what the script finds, and that nothing of gpumap is left beside it."""
 
+import json
 import os
 import signal
 import socket
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
 
+from gpumap.command.program import program_of
 from helpers.environments import rank_environment
 from helpers.programs import run_program
 from helpers.ranks_of_run import (
@@ -128,6 +131,37 @@ def test_a_rank_without_a_local_rank_sees_its_device_alone(train: str) -> None:
     assert "LOCAL_WORLD_SIZE" not in view
 
 
+def test_ranks_whose_number_is_not_told_share_the_whole_pool(train: str) -> None:
+    """Without LOCAL_WORLD_SIZE the mask has every device that a rank may have."""
+    environ = {"LOCAL_WORLD_SIZE": ""}
+
+    views = [x.view for x in run_ranks(["--gpus", "5,2,3", train], environ=environ)]
+
+    assert [view["CUDA_VISIBLE_DEVICES"] for view in views] == ["5,2,3", "5,2,3"]
+    assert [view["LOCAL_RANK"] for view in views] == ["0", "1"]
+
+
+def test_on_one_node_the_address_is_the_one_at_which_the_ranks_have_met(
+    train: str,
+) -> None:
+    """A name that nobody can look up does not reach the script."""
+    environ = {"MASTER_ADDR": "nosuch.invalid"}
+
+    views = [x.view for x in run_ranks([train], environ=environ)]
+
+    assert [view["MASTER_ADDR"] for view in views] == ["127.0.0.1", "127.0.0.1"]
+
+
+def test_loading_torch_leaves_the_script_its_cpus(tmp_path: Path) -> None:
+    """OMP_PROC_BIND binds the thread that loads libgomp, and exec would keep that."""
+    own = script(tmp_path, "import os; print(sorted(os.sched_getaffinity(0)))")
+    environ = {"GPUMAP_REHEARSAL": "", "OMP_PROC_BIND": "true"}
+
+    done = ended(start_rank([own], environ))
+
+    assert json.loads(done.out) == sorted(os.sched_getaffinity(0)), done.err
+
+
 def test_the_words_after_the_script_are_its_own(train: str) -> None:
     """Options of gpumap's name, and two dashes, reach the script as they are."""
     words = ["--gpus", "7", "-m", "x", "--", "--help", "a b", ""]
@@ -156,6 +190,27 @@ def test_the_script_gets_the_options_of_its_python(tmp_path: Path) -> None:
     done = ended(start_rank([own], {}, ["-X", "dev", "-u"]))
 
     assert done.out == "['-X', 'dev', '-u'] True\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "options"),
+    [
+        (["python", "-um", "gpumap", "run"], ["-u"]),
+        (["python", "-mgpumap", "run"], []),
+        (["python", "-c", "…", "-u"], []),
+        (["python", "/bin/gpumap", "run", "-u"], []),
+        (["python", "-W", "ignore", "-OO", "-m", "gpumap"], ["-W", "ignore", "-OO"]),
+        (["python", "-Xdev", "-Bm", "gpumap"], ["-Xdev", "-B"]),
+    ],
+)
+def test_the_options_of_python_end_before_the_script(
+    words: list[str], options: list[str], monkeypatch: pytest.MonkeyPatch, train: str
+) -> None:
+    """They are those of its manual, in bundles too."""
+    monkeypatch.setattr(sys, "orig_argv", words)
+    asked = Namespace(script=train, arguments=[], module=False, no_python=False)
+
+    assert program_of(asked) == [sys.executable, *options, train]
 
 
 def test_the_script_is_the_process_itself(tmp_path: Path) -> None:

@@ -48,6 +48,23 @@ def test_a_claim_lasts_as_long_as_the_script(tmp_path: Path, shared: Path) -> No
     assert holder_of(shared, uuid(5)) is None
 
 
+def test_a_shell_that_opens_files_of_its_own_keeps_the_claim(shared: Path) -> None:
+    """`exec 9>file` and its like, for all descriptors of one digit."""
+    opens = 'for n in 3 4 5 6 7 8 9; do eval "exec $n>/dev/null"; done; '
+    process = start_rank(
+        ["--claim", "--gpus", "5", "--no-python", "sh", "-c", f"{opens} echo; read x"],
+        {"GPUMAP_CLAIMS": str(shared)},
+        stdin=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    holder = holder_of(shared, uuid(5))
+    ended(process)
+
+    assert holder is not None
+    assert holder.pid == process.pid
+
+
 def test_another_job_finds_the_device_claimed(tmp_path: Path, shared: Path) -> None:
     """A second `gpumap run --claim` of the device ends with 1 and names the holder."""
     claims = {"GPUMAP_CLAIMS": str(shared)}

@@ -66,7 +66,7 @@ def test_a_rank_of_several_nodes_gets_all_that_its_launcher_tells() -> None:
         "MASTER_ADDR": "n1",
         "MASTER_PORT": "29500",
         "CUDA_VISIBLE_DEVICES": "3,2",
-        "GPUMAP_RUN": "Slurm",
+        "GPUMAP_RUN": "6/7 Slurm",
     }
 
 
@@ -79,7 +79,8 @@ def test_what_the_launcher_does_not_tell_is_not_made_up() -> None:
         "MASTER_ADDR": "n1",
         "MASTER_PORT": "29500",
         "CUDA_VISIBLE_DEVICES": "2",
-        "GPUMAP_RUN": "torch variables",
+        "GPUMAP_RUN": "1/2 torch variables",
+        "GPUMAP_LOCAL_RANK": "",
     }
     assert "LOCAL_RANK" not in exports(UNTOLD, CPU)
 
@@ -120,26 +121,31 @@ def test_the_only_process_of_a_node_needs_no_list() -> None:
         "WORLD_SIZE": "1",
         "LOCAL_RANK": "0",
         "CUDA_VISIBLE_DEVICES": "3",
-        "GPUMAP_RUN": "single process",
+        "GPUMAP_RUN": "0/1 single process",
     }
 
 
 @pytest.mark.parametrize(
     ("changed", "expected"),
     [
-        ({"master_addr": "n7", "master_port": 29501}, ("n7", "29501")),
-        ({"master_addr": "localhost", "master_port": 29501}, ("localhost", "29501")),
+        ({"master_addr": "n7", "master_port": 29501}, ("127.0.0.1", "29501")),
+        ({"master_addr": "::1", "master_port": 29501}, ("::1", "29501")),
+        (
+            {"master_addr": "n7", "master_port": 29501, "launcher": "torchrun"},
+            ("n7", "29501"),
+        ),
         ({"master_port": 29501}, ("127.0.0.1", "29501")),
         ({"master_addr": "n7", "world_size": 1}, (None, None)),
         ({"master_port": 29501, "world_size": 1}, ("127.0.0.1", "29501")),
     ],
 )
-def test_the_address_is_the_launchers_or_the_loopback(
+def test_the_address_is_loopback_on_one_node(
     changed: dict[str, object], expected: tuple[str | None, str | None]
 ) -> None:
-    """The launcher's address stays as written; on one node without any it is loopback.
+    """On one node it is loopback, where the ranks meet, whatever name was set.
 
-    A world of one that has no port meets nobody, and gets neither.
+    torchrun's stays: its agent listens there. A world of one that has no port meets
+    nobody, and gets neither.
     """
     fields = {"launcher": "Open MPI", "rank": 0, "world_size": 2, **changed}
     size = fields["world_size"]
@@ -292,7 +298,7 @@ def test_a_rank_that_is_told_no_local_rank_has_its_device_alone() -> None:
     """cuda:0 is then this rank's, whatever the others of its node take."""
     found = exports(UNTOLD, CARDS[1], CARDS)
     assert (found["CUDA_VISIBLE_DEVICES"], found["LOCAL_RANK"]) == ("1", "0")
-    assert "GPUMAP_LOCAL_RANK" not in found
+    assert found["GPUMAP_LOCAL_RANK"] == ""
 
 
 def test_the_mask_that_is_set_now_says_what_indices_mean() -> None:

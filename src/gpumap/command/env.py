@@ -8,29 +8,20 @@ from contextlib import ExitStack
 
 from gpumap.command.preparation import Prepared, Rank
 from gpumap.command.printing import printed
-from gpumap.command.run import failed, options_of
-from gpumap.errors import GpumapError
-from gpumap.mapping.policy import GPUS
+from gpumap.command.run import FAILURES, USED_UP, failed, options_of
 from gpumap.runtime.sigterm import Sigterm
 
 __all__ = ["env"]
 
 
 def env(asked: Namespace) -> int:
-    """Print the variables; return 0, 1 if a check failed, 2 if nothing was printed.
-
-    For a shell that evaluates what is printed, a failure is printed as one, too: the
-    exit code of `eval "$(gpumap env)"` is that of the last command in it.
-    """
-    for_shell = not (asked.json or asked.table)
+    """Print the variables; return 0, 1 if a check failed, 2 if nothing was printed."""
     try:
         options = options_of(asked)
         with ExitStack() as held, Sigterm(options.start_seconds):
             rank = Rank(options, own=asked.own, meets=asked.roll_call, held=held)
             prepared = rank.prepared(lambda _: {})
-    except (GpumapError, ImportError) as error:
-        if for_shell:
-            printed("false")
+    except FAILURES as error:
         return failed(error)
     if asked.json:
         text = json.dumps(prepared.variables, indent=2)
@@ -40,8 +31,8 @@ def env(asked: Namespace) -> int:
 
 
 def _exports(prepared: Prepared) -> str:
-    # The pool that was named counts without the mask that follows from it.
-    lines = [f"unset {GPUS}"] if GPUS in os.environ else []
+    stale = [name for name in USED_UP if name in os.environ]
+    lines = [f"unset {name}" for name in stale if name not in prepared.variables]
     for name, value in prepared.variables.items():
         lines.append(f"export {name}={shlex.quote(value)}")
     return "\n".join(lines)

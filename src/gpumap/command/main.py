@@ -2,6 +2,7 @@
 
 import argparse
 import shlex
+import signal
 import sys
 from collections.abc import Callable, Sequence
 
@@ -38,7 +39,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if name not in _COMMANDS:
         say(f"gpumap: {_what_to_write(words)}")
         return 2
-    return _COMMANDS[name](_asked(name, rest))
+    try:
+        return _ended(name, rest)
+    except KeyboardInterrupt:
+        # Whoever started this is to see what a program without a handler shows.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.raise_signal(signal.SIGINT)
+        raise
+
+
+def _ended(name: str, words: Sequence[str]) -> int:
+    """Run a command; where a shell evaluates env, print its failure as a command.
+
+    The exit code of `eval "$(gpumap env)"` is that of the last command in it.
+    """
+    for_people = {"--json", "--table", "-h", "--help"} & set(words)
+    code = 1
+    try:
+        code = _COMMANDS[name](_asked(name, words))
+    finally:
+        if code and name == "env" and not for_people:
+            printed("false")
+    return code
 
 
 def _asked(name: str, words: Sequence[str]) -> argparse.Namespace:

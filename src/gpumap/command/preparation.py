@@ -1,15 +1,19 @@
 """A rank's variables before another program takes its process."""
 
+import os
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
+from importlib import import_module
 from typing import NoReturn
 
+from gpumap.detect.before_run import before_run
 from gpumap.detect.launchers import detect_launch
 from gpumap.detect.without_torch import node_without_torch
 from gpumap.errors import SessionError
+from gpumap.mapping.devices import Device
 from gpumap.mapping.environment import environment
 from gpumap.mapping.launch import Launch, store_address
 from gpumap.rendezvous.gathering import Gathering
@@ -102,6 +106,8 @@ class Rank:
         node = None
         if self.options.scores != "multiprocessors":  # which NVML does not tell
             node = node_without_torch(launch, self.options.environ)
+        if node is None:
+            _import_torch()
         options = replace(self.options, node=node)
         decide = decision_for(options, meeting, self.held, of_all=not self.own)
         return place_rank(
@@ -113,9 +119,9 @@ class Rank:
         found = environment(
             placed.placement,
             launch,
-            devices=placed.pool.devices_here(placed.launch),
+            devices=_devices(placed),
             own=self.own,
-            environ=self.options.environ,
+            environ=before_run(self.options.environ),
         )
         if "MASTER_PORT" in found:
             return found
@@ -157,6 +163,28 @@ class _NoMeeting:
             "It was not to meet them, and what was asked for is decided by all.",
             "Leave --no-roll-call out.",
         )
+
+
+def _devices(placed: Placed) -> Sequence[Device]:
+    """Return the devices of this node's ranks, by local rank.
+
+    They are those of the whole pool if it is not known how many ranks there are.
+    """
+    pool, launch = placed.pool, placed.launch
+    if launch.local_world_size is None and not (pool.by_rank or launch.devices_bound):
+        return pool.devices
+    return pool.devices_here(launch)
+
+
+def _import_torch() -> None:
+    """Import torch for its view of the devices, and keep the CPUs of this process.
+
+    Source: libgomp binds the thread that loads it as OMP_PROC_BIND says, and a program
+    that is started by exec would inherit that.
+    """
+    cpus = os.sched_getaffinity(0)
+    import_module("torch")
+    os.sched_setaffinity(0, cpus)
 
 
 def _free_port() -> int:

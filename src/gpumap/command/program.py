@@ -7,6 +7,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from itertools import takewhile
 from pathlib import Path
 from typing import NoReturn
 
@@ -16,6 +17,8 @@ __all__ = ["NoProgramError", "become", "program_of"]
 
 # What Python ignores from its start on, and a program that it becomes would ignore too.
 _IGNORED_BY_PYTHON = ("SIGPIPE", "SIGXFSZ", "SIGXFZ")
+# Options of Python whose value is the next word.
+_WITH_A_VALUE = ("-X", "-W", "--check-hash-based-pycs")
 
 
 class NoProgramError(SessionError):
@@ -34,13 +37,15 @@ def program_of(asked: Namespace) -> list[str]:
     if asked.no_python:
         path = shutil.which(name)
         if path is None:
-            raise NoProgramError(f"there is no program {name!r}.", "", "")
+            there = "cannot be executed" if Path(name).exists() else "is not there"
+            raise NoProgramError(f"the program {name!r} {there}.", "", "")
         return [path, *rest]
     python = [sys.executable, *_options_of_python(sys.orig_argv)]
     if asked.module:
         return [*python, "-m", name, *rest]
     if name != "-" and not Path(name).exists():
-        raise NoProgramError(f"there is no script {name!r} in {Path.cwd()}.", "", "")
+        where = "" if Path(name).is_absolute() else f" in {_here()}"
+        raise NoProgramError(f"there is no script {name!r}{where}.", "", "")
     return [*python, name, *rest]
 
 
@@ -66,12 +71,29 @@ def become(program: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
         ) from None
 
 
+def _here() -> str:
+    try:
+        return str(Path.cwd())
+    except OSError:
+        return "a folder that was removed"
+
+
 def _options_of_python(words: Sequence[str]) -> list[str]:
-    """Return the options of Python itself in the words that it was started with."""
+    """Return the options of Python itself in the words that it was started with.
+
+    They end before the script's name, or with -m or -c, alone or in a bundle: -um.
+    """
     options: list[str] = []
     for word in words[1:]:
-        value = options[-1:] in (["-X"], ["-W"])
-        if not value and (not word.startswith("-") or word == "-m"):
+        if options and options[-1] in _WITH_A_VALUE:
+            options.append(word)
+            continue
+        letters = "" if word.startswith("--") else word[1:]
+        plain = "".join(takewhile(lambda letter: letter not in "mcXW", letters))
+        valued = letters[len(plain) :]
+        if not word.startswith("-") or word == "-":
             break
+        if valued[:1] in ("m", "c"):
+            return [*options, f"-{plain}"] if plain else options
         options.append(word)
     return options

@@ -2,23 +2,30 @@
 
 import logging
 import os
-import signal
 from argparse import Namespace
 from contextlib import ExitStack
 
 from gpumap.command.preparation import Rank
 from gpumap.command.printing import say
 from gpumap.command.program import NoProgramError, become, program_of
+from gpumap.detect.claims import HELD, keep_through_exec
 from gpumap.errors import GpumapError
+from gpumap.mapping.environment import LOCAL_RANK
 from gpumap.mapping.policy import GPUS
 from gpumap.runtime.placed import Placed
 from gpumap.runtime.session_options import SessionOptions
 from gpumap.runtime.sigterm import Sigterm
 from gpumap.words import one_line
 
-__all__ = ["failed", "options_of", "run"]
+__all__ = ["FAILURES", "USED_UP", "failed", "options_of", "run"]
 
 log = logging.getLogger(__name__)
+
+FAILURES = (GpumapError, ImportError, OSError)
+"""What can go wrong before the script starts; OSError is the system's, out of files."""
+
+USED_UP = (GPUS, LOCAL_RANK, HELD)
+"""Variables that count for one script only: a pool counts without its mask."""
 
 
 def run(asked: Namespace) -> int:
@@ -35,18 +42,13 @@ def run(asked: Namespace) -> int:
                     lambda placed: _settled(asked, options, placed)
                 )
             _log_start(prepared.placed)
-            kept = {n: x for n, x in options.environ.items() if n != GPUS}
+            kept = {n: x for n, x in options.environ.items() if n not in USED_UP}
             become(program_of(asked), kept | prepared.variables)
     except NoProgramError as error:
         say(f"gpumap run: {one_line(error)}")
         return 2
-    except (GpumapError, ImportError) as error:
+    except FAILURES as error:
         return failed(error)
-    except KeyboardInterrupt:
-        # The launcher is to see what the script would have shown it.
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        signal.raise_signal(signal.SIGINT)
-        raise
 
 
 def options_of(asked: Namespace) -> SessionOptions:
@@ -70,7 +72,7 @@ def options_of(asked: Namespace) -> SessionOptions:
     )
 
 
-def failed(error: GpumapError | ImportError) -> int:
+def failed(error: BaseException) -> int:
     """Print an error as the library words it; return 1."""
     say(f"{type(error).__name__}: {error}")
     return 1
@@ -83,8 +85,6 @@ def _settled(
     program_of(asked)
     added: dict[str, str] = {}
     if options.claims and placed.node.devices:
-        from gpumap.detect.claims import keep_through_exec  # noqa: PLC0415 - who asks pays
-
         seen = placed.decided.seen
         own = placed.launch.devices_bound or not seen
         added |= keep_through_exec(os.getpid() if own else seen[0].pid)

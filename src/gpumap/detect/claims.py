@@ -17,6 +17,7 @@ Source: fcntl_locking(2); tmpfiles.d(5) on BSD file locks.
 import errno
 import fcntl
 import os
+import resource
 import stat
 import struct
 import tempfile
@@ -54,6 +55,8 @@ _PREFIX, _SUFFIX = "gpumap-claims-", ".lock"
 _PATIENCE, _PAUSE = 1.0, 0.005
 # struct flock: type, whence, start, length, process. Source: fcntl(2).
 _FLOCK = "hhqqi4x"
+# A script keeps a claim's descriptors through exec: where it opens none of its own.
+_HIGH = 1000
 # What keeps this process from looking; other errors are the file's.
 _SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
@@ -152,6 +155,7 @@ class Claims:
             path = folder / _file(name)
             with ExitStack() as stack:
                 room = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+                room = _out_of_reach(room)
                 stack.callback(os.close, room)
                 # The umask may hide both from the other users.
                 os.fchmod(room, 0o755)
@@ -159,7 +163,7 @@ class Claims:
                 with suppress(OSError):
                     fcntl.flock(room, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
-                file = os.open(path.name, flags, 0o644, dir_fd=room)
+                file = _out_of_reach(os.open(path.name, flags, 0o644, dir_fd=room))
                 stack.callback(os.close, file)
                 os.fchmod(file, 0o644)
                 try:
@@ -174,6 +178,19 @@ class Claims:
                 stack.pop_all()
                 _held[key] = _Held(self, name, (file, room))
                 return path, key
+
+
+def _out_of_reach(descriptor: int) -> int:
+    """Return a descriptor's copy with a number that no shell script opens as its own.
+
+    Closing a low one after it was locked would end the lock.
+    """
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    with suppress(OSError, OverflowError):  # there is no room up there
+        copy = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, min(_HIGH, most // 2))
+        os.close(descriptor)
+        return copy
+    return descriptor
 
 
 def holder_of(folder: Path, name: str) -> Tenant | None:

@@ -34,18 +34,11 @@ def virtual_local_rank(draft: Draft) -> None:
     of a node consecutively.
     """
     draft.devices_bound = draft.has_own_devices()
-    if draft.devices_bound and draft.local_rank == 0:
+    told = draft.env.text(LOCAL_RANK) is not None  # `gpumap run` has kept it
+    if draft.devices_bound and draft.local_rank == 0 and not told:
         one_node = draft.local_world_size == draft.world_size
         draft.local_rank = draft.rank if one_node else None
-    local_rank_before_run(draft)
     ranks_in_a_row(draft)
-
-
-def local_rank_before_run(draft: Draft) -> None:
-    """Undo `gpumap run --own`, after which LOCAL_RANK is 0 in every process."""
-    told = draft.env.number(LOCAL_RANK)
-    if told is not None and draft.has_own_devices():
-        draft.local_rank = told
 
 
 def ranks_in_a_row(draft: Draft) -> None:
@@ -68,7 +61,6 @@ def fit_around(draft: Draft) -> None:
     Raises:
         LaunchError: They disagree.
     """
-    local_rank_before_run(draft)
     env, rank, size = draft.env, draft.rank, draft.world_size
     around = _around(env)
     if around is not None and size is not None:

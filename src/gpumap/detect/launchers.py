@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from gpumap.detect import slurm
+from gpumap.detect.before_run import before_run
 from gpumap.detect.draft import Draft
 from gpumap.detect.environment import Environment
 from gpumap.detect.launcher_rules import (
@@ -19,7 +20,6 @@ from gpumap.detect.launcher_rules import (
 from gpumap.detect.missing_variables import incomplete, refuse_half_a_family
 from gpumap.errors import LaunchError
 from gpumap.mapping.devices import Node
-from gpumap.mapping.environment import RUN
 from gpumap.mapping.launch import Launch
 from gpumap.mapping.visibility import without_foreign_masks
 
@@ -259,7 +259,7 @@ def detect_launch(
     >>> detect_launch({}).launcher
     'single process'
     """
-    variables = os.environ if environ is None else environ
+    variables = before_run(os.environ if environ is None else environ)
     if node is not None:
         variables = without_foreign_masks(node, variables)
     if (found := launched(variables)) is not None:
@@ -278,7 +278,7 @@ def launched(environ: Mapping[str, str] | None = None) -> Launch | None:
     Raises:
         LaunchError: As detect_launch, but not for launchers of which part is missing.
     """
-    variables = os.environ if environ is None else environ
+    variables = before_run(os.environ if environ is None else environ)
     look = Environment(variables)
     chosen = look.text("GPUMAP_LAUNCHER")
     for row in LAUNCHERS if chosen is None else _named(chosen):
@@ -286,38 +286,12 @@ def launched(environ: Mapping[str, str] | None = None) -> Launch | None:
             # A new Environment: the variables of the rows before were not used.
             env = Environment(variables)
             env.present(row.marks)
-            if row.launcher == "torch variables" and (found := _before_run(variables)):
-                return found
             launch = _read(row, env)
             log.debug("launch: %s, from %s", row.launcher, env.seen())
             return launch
         if chosen is not None:
             raise _not_this_one(row, look)
     return None
-
-
-def _before_run(variables: Mapping[str, str]) -> Launch | None:
-    """Return the launch out of which `gpumap run` has set torch's variables.
-
-    None if it did not set them, or they were set again since.
-    """
-    look = Environment(variables)
-    name = look.text(RUN)
-    row = next((row for row in LAUNCHERS if row.launcher == name), None)
-    if name == _ALONE:
-        before = _alone(look)
-    elif (
-        row is not None
-        and row.launcher != "torch variables"
-        and all(look.text(mark) is not None for mark in row.marks)
-        and row.applies(look)
-    ):
-        before = _read(row, Environment(variables))
-    else:
-        return None
-    told = (look.number("RANK"), look.number("WORLD_SIZE"))
-    log.debug("launch: %s, as gpumap run found it", name)
-    return before if told == (before.rank, before.world_size) else None
 
 
 def _alone(env: Environment) -> Launch:

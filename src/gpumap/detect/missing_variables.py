@@ -41,7 +41,12 @@ def _half(present: list[str], missing: Names, env: Environment) -> LaunchError:
         f"{'are' if len(present) > 1 else 'is'} set, and {names} "
         f"{'are' if len(missing) > 1 else 'is'} not.",
         f"{env.seen(present) or 'No variable of the family'}.",
-        f"Set {names} too; or, for a single process, unset {', '.join(present)}. "
-        "torchrun sets RANK, WORLD_SIZE and all that goes with them.",
+        f"Set {names} too"
+        + (
+            f"; or, for a single process, unset {', '.join(present)}. "
+            if present
+            else ". "
+        )
+        + "torchrun sets RANK, WORLD_SIZE and all that goes with them.",
         missing,
     )

@@ -9,13 +9,17 @@ from gpumap.mapping.launch import Launch, store_address
 from gpumap.mapping.mask_entries import OWN, device_list, mask_naming
 from gpumap.mapping.placement import Placement
 
-__all__ = ["LOCAL_RANK", "RUN", "environment"]
+__all__ = ["BY_TORCHS_NAMES", "LOCAL_RANK", "RUN", "environment"]
 
 RUN = "GPUMAP_RUN"
-"""The environment variable with the launcher that a rank's other variables are from."""
+"""The environment variable that says which rank these variables are for, and which
+launcher they are from: "1/4 Slurm"."""
 
 LOCAL_RANK = "GPUMAP_LOCAL_RANK"
-"""The environment variable with the true local rank, where LOCAL_RANK is 0 for all."""
+"""The environment variable with the LOCAL_RANK that there was before, if another."""
+
+BY_TORCHS_NAMES = ("torchrun", "DeepSpeed", "Kubeflow PyTorchJob", "torch variables")
+"""The launchers that set RANK and WORLD_SIZE themselves."""
 
 
 def environment(
@@ -66,8 +70,6 @@ def environment(
     elif own or launch.devices_bound or launch.local_rank is None:
         local_rank = 0
         mask = _mask([device], device, launch, local_rank, environ)
-        if launch.local_rank is not None:
-            mask[LOCAL_RANK] = str(launch.local_rank)
     else:
         local_rank = launch.local_rank
         alone = 1 in (launch.world_size, launch.local_world_size)
@@ -82,8 +84,15 @@ def environment(
         "NODE_RANK": launch.node_rank,
         "GROUP_WORLD_SIZE": launch.num_nodes,
     }
-    numbers = {name: str(value) for name, value in told.items() if value is not None}
-    return numbers | _address(launch) | mask | {RUN: launch.launcher}
+    found = {name: str(value) for name, value in told.items() if value is not None}
+    found |= _address(launch) | mask
+    found[RUN] = f"{launch.rank}/{launch.world_size} {launch.launcher}"
+    before = environ.get("LOCAL_RANK", "")
+    bound = own and not launch.devices_bound  # else a LOCAL_RANK of 0 may be no place
+    changed = bound or before != found.get("LOCAL_RANK")
+    if changed and launch.launcher in BY_TORCHS_NAMES:
+        found[LOCAL_RANK] = before
+    return found
 
 
 def _mask(
@@ -121,7 +130,7 @@ def _mask(
 
 
 def _address(launch: Launch) -> dict[str, str]:
-    """Return where rank 0 listens, in the launcher's own words if it has any.
+    """Return where rank 0 listens: on one node loopback, else where the launcher says.
 
     Raises:
         LaunchError: The launcher does not say it, and there are others to meet.
@@ -129,4 +138,8 @@ def _address(launch: Launch) -> dict[str, str]:
     if launch.world_size == 1 and launch.master_port is None:
         return {}
     host, port = store_address(launch)
-    return {"MASTER_ADDR": launch.master_addr or host, "MASTER_PORT": str(port)}
+    # torchrun's agent listens there already. Otherwise on one node the name need not be
+    # one that can be looked up.
+    if launch.launcher == "torchrun" or not launch.one_node:
+        host = launch.master_addr or host
+    return {"MASTER_ADDR": host, "MASTER_PORT": str(port)}
