@@ -179,3 +179,18 @@ def test_slurm_sees_the_scripts_own_end(
     )
 
     assert done.returncode == 7
+
+
+@pytest.mark.parametrize("program", MPI)
+def test_ranks_that_a_script_starts_find_their_own_launcher(
+    program: str, tmp_path: Path, machines: str
+) -> None:
+    """A driver under `gpumap run` starts three ranks, which are no worlds of one."""
+    need(program)
+    text = "import gpumap; x = gpumap.detect_launch(); print(x.rank, x.world_size)"
+    driver = [sys.executable, "-m", "gpumap", "run", "--no-python", program]
+    inner = [sys.executable, script(tmp_path, text)]
+
+    done = run_program([*driver, *MPI[program], *inner], {"GPUMAP_REHEARSAL": machines})
+
+    assert sorted(done.stdout.split("\n")) == ["", "0 3", "1 3", "2 3"], done.stderr
