@@ -27,17 +27,17 @@ def rank(way: str) -> None:
     import torch  # noqa: PLC0415 - only ranks need it
 
     import gpumap  # noqa: PLC0415
-    from gpumap.runtime import ddp  # noqa: PLC0415
+    from gpumap.runtime import wrapping  # noqa: PLC0415
 
     if way == "after":
-        imports, calls = ddp.import_what_ddp_needs, []
+        imports, calls = wrapping.import_what_ddp_needs, []
 
         def second_time() -> None:
             calls.append(way)
             if len(calls) > 1:
                 imports()
 
-        ddp.import_what_ddp_needs = second_time
+        wrapping.import_what_ddp_needs = second_time
     model = torch.nn.Linear(4, 1)
     if os.environ["RANK"] == "1":
         time.sleep(5)

@@ -17,7 +17,7 @@ from torch.distributed.fsdp import fully_shard
 
 import gpumap
 from gpumap.rendezvous.store_client import Client
-from gpumap.runtime import ddp
+from gpumap.runtime import inside, wrapping
 
 RANK = int(os.environ.get("RANK", "0"))
 START = float(os.environ.get("START", "30"))
@@ -135,15 +135,15 @@ def computes() -> None:
 def imports() -> None:
     """Let rank 1 fail while rank 0 still imports what DDP needs."""
     if RANK == 0:
-        ddp.import_what_ddp_needs = lambda: time.sleep(3)
-    wrap: Any = vars(ddp)["_wrap"]
+        wrapping.import_what_ddp_needs = lambda: time.sleep(3)
+    wrap: Any = vars(inside)["wrapped_on"]
 
     def wrap_or_fail(*args: Any, **kwargs: Any) -> Any:
         if RANK == 1:
             raise ValueError("bad batch")
         return wrap(*args, **kwargs)
 
-    vars(ddp)["_wrap"] = wrap_or_fail
+    vars(inside)["wrapped_on"] = wrap_or_fail
     with gpumap.ddp_session(model(), start_timeout=START):
         say("wrapped")
 

@@ -3,7 +3,7 @@
 import pytest
 
 from gpumap.errors import DeviceError
-from gpumap.mapping.devices import CPU, Device, Link, Node
+from gpumap.mapping.devices import CPU, Device, Link, Node, Tenant
 from helpers.nodes import node
 
 
@@ -56,6 +56,29 @@ def test_a_device_says_torchs_name_and_a_prefix_that_can_be_pasted() -> None:
     long = Device(kind="cuda", index=1, uuid="GPU-5c3a01b2-77aa-4f00-8000-000000000001")
     assert str(long) == "cuda:1 (GPU-5c3a01b2…)"
     assert str(CPU) == "cpu"
+
+
+def test_a_pretended_device_is_the_described_one_to_all_that_compare() -> None:
+    """It is equal, has the same hash and the same JSON, and is another object."""
+    plain = Device(kind="cuda", index=1, uuid="GPU-5c3a01b2")
+    pretended = plain.pretended()
+    assert pretended is not plain
+    assert pretended == plain
+    assert plain == pretended
+    assert len({plain, pretended, plain.pretended()}) == 1
+    assert pretended.model_dump_json() == plain.model_dump_json()
+    assert repr(pretended) == repr(plain)
+
+
+def test_a_device_is_equal_to_one_with_the_same_fields_only() -> None:
+    """A device with another index is another one, and so is what is no device."""
+    plain = Device(kind="cuda", index=1)
+    assert plain == Device(kind="cuda", index=1, uuid=None)
+    assert hash(plain) == hash(Device(kind="cuda", index=1, uuid=None))
+    assert plain != Device(kind="cuda", index=2)
+    assert plain.pretended() != Device(kind="cuda", index=2).pretended()
+    assert plain != Tenant()
+    assert plain != "cuda:1"
 
 
 def test_visible_lists_both_numberings() -> None:

@@ -14,7 +14,7 @@ from torch import nn
 
 import gpumap
 from gpumap.rendezvous.model_digest import Likeness
-from gpumap.runtime import ddp
+from gpumap.runtime import wrapping
 
 
 @pytest.fixture(autouse=True)
@@ -138,7 +138,7 @@ def test_after_the_session_the_wrapped_model_says_that_it_is_over() -> None:
 
 
 def test_ddp_options_pass_through() -> None:
-    """DDP gets its options as written; an unknown one is DDP's own TypeError."""
+    """DDP gets its options as written; one that it does not have is a TypeError."""
     options: Any = {"static_graph": True, "gradient_as_bucket_view": True}
     with gpumap.ddp_session(nn.Linear(1, 1), **options) as m:
         assert m.static_graph
@@ -215,14 +215,14 @@ def test_the_device_is_current_before_the_group_and_the_wrap(
         calls.append(("move", str(device)))
         return model
 
-    ddp.import_what_ddp_needs()  # it reads the real torch.accelerator
+    wrapping.import_what_ddp_needs()  # it reads the real torch.accelerator
     monkeypatch.setattr(torch, "accelerator", accelerator)
     monkeypatch.setattr(dist, "is_backend_available", lambda _: True)
     monkeypatch.setattr(dist, "init_process_group", init)
     monkeypatch.setattr(dist, "destroy_process_group", destroy)
-    monkeypatch.setattr(ddp, "DistributedDataParallel", wrap)
+    monkeypatch.setattr(wrapping, "DistributedDataParallel", wrap)
     monkeypatch.setattr(nn.Linear, "to", move)
-    monkeypatch.setattr(ddp, "_check", lambda *_: Likeness())
+    monkeypatch.setattr(wrapping, "likeness_checked", lambda *_: Likeness())
     with gpumap.ddp_session(model, node=card, gpus=[3, 1]):
         calls.append(("body", None))
     assert calls == [

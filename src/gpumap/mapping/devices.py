@@ -1,13 +1,16 @@
 """The devices of a node and the links between them."""
 
 from collections.abc import Sequence
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
-from pydantic import model_validator
+from pydantic import PrivateAttr, model_validator
 
 from gpumap.errors import DeviceError
 from gpumap.mapping.base import Count, FrozenModel, Index
 from gpumap.mapping.cpu_topology import CpuTopology
+
+if TYPE_CHECKING:
+    from torch import device as torch_device
 
 __all__ = ["CPU", "Device", "Link", "Node", "Tenant", "one_per_gpu"]
 
@@ -41,6 +44,9 @@ class Tenant(FrozenModel):
 
 class Device(FrozenModel):
     """One device; a field that could not be read is None.
+
+    It is a description. Where torch wants a device, as in model.to(…), map_location and
+    torch.device(…), write `.torch`.
 
     Attributes:
         kind: torch's device type: "cuda" (AMD's too), "xpu", "npu", "cpu".
@@ -81,6 +87,34 @@ class Device(FrozenModel):
     utilization: Index | None = None
     tenants: tuple[Tenant, ...] | None = None
 
+    _is_pretended: bool = PrivateAttr(default=False)
+
+    @property
+    def torch(self) -> "torch_device":
+        """The torch.device: torch.device("cuda", 1).
+
+        The CPU for a device that a rehearsal pretends, so that a script runs on it.
+        """
+        import torch  # noqa: PLC0415 - a description is made without torch
+
+        if self.kind == "cpu" or self._is_pretended:
+            return torch.device("cpu")
+        return torch.device(self.kind, self.index)
+
+    def pretended(self) -> "Device":
+        """Return this device as one that a rehearsal pretends; it is equal to this."""
+        device = self.model_copy()
+        device._is_pretended = True  # noqa: SLF001 - of a copy
+        return device
+
+    def __eq__(self, other: object) -> bool:
+        """Tell whether both describe the same device, pretended or not."""
+        return isinstance(other, Device) and vars(self) == vars(other)
+
+    def __hash__(self) -> int:
+        """Return a number that is the same for equal devices."""
+        return hash(tuple(vars(self).values()))
+
     def __str__(self) -> str:
         """Return torch's name and the start of the UUID: cuda:1 (GPU-5c3a01b2…)."""
         if self.kind == "cpu":
@@ -118,6 +152,8 @@ class Link(FrozenModel):
 
 class Node(FrozenModel):
     """A host and the accelerators that a process sees there, in torch's order.
+
+    node.model_dump_json() writes it as JSON; Node.model_validate_json(text) reads it.
 
     Attributes:
         hostname: The host's own name for itself.

@@ -18,7 +18,7 @@ class Placement(FrozenModel):
 
     Attributes:
         launch: The rank's launch.
-        device: The device that it trains on.
+        device: The device that it trains on; torch's own object is device.torch.
         strategy: The strategy's name, or the function's.
         why: The reason, in one sentence.
         cpus: The CPUs that it is bound to, if binding was asked for.
@@ -34,7 +34,13 @@ class Placement(FrozenModel):
 
 
 class Conflict(FrozenModel):
-    """One device on which several ranks are placed."""
+    """One device on which several ranks are placed.
+
+    Attributes:
+        hostname: The node's name.
+        device: The device.
+        ranks: The ranks on it, in the order of their local ranks.
+    """
 
     raises = PlacementError
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from gpumap.errors import LaunchError
 from gpumap.mapping.devices import Node
 from gpumap.mapping.launch import Launch
+from gpumap.mapping.pages import OwnPage
 from gpumap.mapping.placement import Conflict, Placement, shared_devices
 from gpumap.mapping.policy import (
     Bind,
@@ -25,10 +26,17 @@ _Key = tuple[int, int, str]
 
 
 @dataclass(frozen=True)
-class Plan(Sequence[Placement]):
+class Plan(Sequence[Placement], metaclass=OwnPage):
     """Every rank's placement in a cluster: plan[rank], computed on access.
 
-    A look-up costs O(log nodes); the pool of equal nodes is computed once.
+    It is a sequence, as long as the world is large. A look-up costs O(log nodes); the
+    pool of equal nodes is computed once.
+
+    Attributes:
+        nodes: The nodes, by node_rank.
+        layout: Which rank is which local rank of which node.
+        policy: The strategy and its inputs.
+        bind: How ranks are bound to CPUs, if they are.
     """
 
     nodes: Sequence[Node]
@@ -36,10 +44,13 @@ class Plan(Sequence[Placement]):
     policy: Policy
     bind: Bind | None = None
     _pools: dict[_Key, Pool] = field(
-        default_factory=dict["_Key", Pool], repr=False, compare=False
+        default_factory=dict["_Key", Pool], init=False, repr=False, compare=False
     )
     _bounds: dict[int, list[Placement]] = field(
-        default_factory=dict[int, list[Placement]], repr=False, compare=False
+        default_factory=dict[int, list[Placement]],
+        init=False,
+        repr=False,
+        compare=False,
     )
 
     def __post_init__(self) -> None:

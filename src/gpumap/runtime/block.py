@@ -19,7 +19,7 @@ from gpumap.errors import SessionError
 from gpumap.notes import notes_of
 from gpumap.runtime.forks import outlive
 
-__all__ = ["Block", "at_exit"]
+__all__ = ["Block", "at_exit", "enter", "leave"]
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -52,15 +52,7 @@ class Block(AbstractContextManager[T]):
                 "Each call of session() or ddp_session() makes one session.",
                 "Call it again for another.",
             )
-        life = self._life()
-        _begin(run := _Run(life))
-        self._run = run
-        try:
-            value = next(life)
-        except BaseException:
-            _state.run = None
-            raise
-        run.is_open = True
+        self._run, value = _entered(self._life())
         return value
 
     def __exit__(
@@ -93,6 +85,21 @@ class Block(AbstractContextManager[T]):
             )
 
 
+def enter(life: Callable[[], Generator[T, None, None]]) -> T:
+    """Open a session that leave() leaves, or else the end of the script.
+
+    Raises:
+        SessionError: A session is open already.
+    """
+    return _entered(life())[1]
+
+
+def leave() -> None:
+    """Leave the open session, with the error that is on its way out, if one is."""
+    if _state.run is not None:
+        _state.run.leave(_state.run.error())
+
+
 class _Run:
     """A session that was entered."""
 
@@ -123,7 +130,7 @@ class _Run:
             _state.run = None
 
     def error(self) -> BaseException | None:
-        """Return the error that ends the script, if one does."""
+        """Return the error that ends the script, or that is being handled, if any."""
         error = sys.exc_info()[1] or _last_error()
         return None if error is self._error_before else error
 
@@ -145,6 +152,18 @@ def at_exit(call: Callable[[], object]) -> None:
     _at_exit.append(call)
 
 
+def _entered(life: Generator[T, None, None]) -> tuple[_Run, T]:
+    """Begin a session's life, and return it as entered, with what it yields."""
+    _begin(run := _Run(life))
+    try:
+        value = next(life)
+    except BaseException:
+        _state.run = None
+        raise
+    run.is_open = True
+    return run, value
+
+
 def _begin(run: _Run) -> None:
     if _state.forked_from is not None and dist.is_initialized():
         raise SessionError(
@@ -156,7 +175,8 @@ def _begin(run: _Run) -> None:
         raise SessionError(
             "a session is already open in this process.",
             "Sessions do not nest: a process has one device and one default group.",
-            "Leave it first; gpumap.current() returns it.",
+            "gpumap.current() returns it: its wrap(model) wraps another model, and its "
+            "close() ends it.",
         )
     _state.run = run
     if multiprocessing.parent_process() and _state.ends_in != os.getpid():

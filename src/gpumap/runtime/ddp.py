@@ -1,38 +1,29 @@
 """ddp_session: a session around one model, wrapped in DistributedDataParallel."""
 
+from dataclasses import fields
 from datetime import timedelta
-from importlib import import_module
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import Unpack
 
-from gpumap.errors import SessionError
-from gpumap.loading import without_collection
 from gpumap.mapping.devices import Node
 from gpumap.mapping.launch import Launch
 from gpumap.mapping.policy import Bind, Gpus, Scores, Strategy
-from gpumap.rendezvous.likeness import likeness_of
-from gpumap.rendezvous.model_digest import Likeness
+from gpumap.runtime import wrapping
+from gpumap.runtime.arguments import refuse_unknown_options
 from gpumap.runtime.block import Block
 from gpumap.runtime.ddp_options import DDPOptions
-from gpumap.runtime.local_setup import LocalSetup
-from gpumap.runtime.session import Session, current, life_of
+from gpumap.runtime.life import life_of
 from gpumap.runtime.session_options import SessionOptions
 
 if TYPE_CHECKING:
     from gpumap.mapping.balance import Balance
 
-__all__ = ["ddp_session", "import_what_ddp_needs"]
+__all__ = ["ddp_session"]
 
-_DECIDED_HERE = (
-    "module",
-    "device_ids",
-    "output_device",
-    "process_group",
-    "device_mesh",
-)
+_SESSION_OPTIONS = tuple(f.name for f in fields(SessionOptions) if f.name != "environ")
 
 
 def ddp_session(
@@ -104,7 +95,9 @@ def ddp_session(
         RollCallError: The ranks compared their claims and cannot start together.
         SessionError: The model cannot be wrapped, a session is open already, or another
             rank failed after this one had ended.
+        TypeError: An option is one that neither gpumap nor DistributedDataParallel has.
     """
+    refuse_unknown_options("ddp_session()", ddp, _SESSION_OPTIONS)
     options = SessionOptions(
         strategy=strategy,
         gpus=gpus,
@@ -124,86 +117,10 @@ def ddp_session(
     return Block(
         lambda: life_of(
             options,
-            lambda opened: _wrap(model, ddp, opened),
-            check=lambda setup: _check(model, ddp, setup, balance),
-            let_go=lambda wrapped: _let_go(wrapped, current()),
-            meanwhile=import_what_ddp_needs,
+            lambda _, inside: inside.wrap_first(model, ddp),
+            check=lambda setup: wrapping.likeness_checked(
+                model, ddp, setup.device, balance
+            ),
+            meanwhile=wrapping.import_what_ddp_needs,
         )
     )
-
-
-def import_what_ddp_needs() -> None:
-    """Import what the first DDP of a process would import, which takes a second."""
-    with without_collection():
-        import_module("torch._dynamo")
-
-
-def _check(
-    model: object, ddp: DDPOptions, setup: LocalSetup, balance: "Balance | None"
-) -> Likeness:
-    """Refuse a model that DDP refuses; return what all ranks' models must share."""
-    decided = [name for name in _DECIDED_HERE if name in ddp]
-    if decided:
-        raise SessionError(
-            f"{', '.join(decided)} cannot be passed: gpumap decides it.",
-            "",
-            "Say which device with strategy=… and gpus=[…].",
-        )
-    if not isinstance(model, nn.Module) or isinstance(model, DistributedDataParallel):
-        raise SessionError(
-            f"a {type(model).__name__} is not a model to wrap.",
-            "",
-            "Pass the nn.Module itself; it is wrapped here.",
-        )
-    if not any(p.requires_grad for p in model.parameters()):
-        raise SessionError(
-            f"{type(model).__name__} has no parameter that requires a gradient.",
-            "DistributedDataParallel averages gradients and refuses such a model.",
-            "For evaluation or a frozen model, use gpumap.session() and its device.",
-        )
-    if setup.device.type == "cpu" and any(
-        isinstance(module, nn.SyncBatchNorm) for module in model.modules()
-    ):
-        raise SessionError(
-            f"{type(model).__name__} has SyncBatchNorm layers; this runs on the CPU.",
-            "torch synchronises batch norms on accelerators only.",
-            "Convert the model only where torch.accelerator.is_available().",
-        )
-    if balance is not None:
-        from gpumap.runtime.weights import refuse_options  # noqa: PLC0415 - rare
-
-        refuse_options(ddp)
-    return likeness_of(model, ddp)
-
-
-def _wrap(
-    model: nn.Module, ddp: DDPOptions, session: Session
-) -> DistributedDataParallel:
-    device = session.device
-    on_cpu = device.type == "cpu"
-    import_what_ddp_needs()
-    wrapped = DistributedDataParallel(
-        model.to(device), device_ids=None if on_cpu else [device.index], **ddp
-    )
-    if session.balanced is not None:
-        session.balanced.attach(wrapped)
-    return wrapped
-
-
-def _over(*_: object, **__: object) -> NoReturn:
-    """Raise, in place of methods that need the ended group, copying included."""
-    raise SessionError(
-        "the session is over, and with it the wrapped model.",
-        "Its process group was destroyed when the block was left.",
-        "Use m.module, the trained model itself.",
-    )
-
-
-def _let_go(wrapped: DistributedDataParallel, session: Session) -> None:
-    """Drop what keeps the group's threads alive: they would abort an exiting Python."""
-    if session.balanced is not None:
-        session.balanced.detach()
-    for name in ("reducer", "logger", "process_group"):
-        setattr(wrapped, name, None)
-    for name in ("forward", "join", "__getstate__"):
-        setattr(wrapped, name, _over)

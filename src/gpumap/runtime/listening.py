@@ -3,8 +3,8 @@
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager, suppress
 from typing import Protocol
 from weakref import WeakSet
 
@@ -81,6 +81,7 @@ class Listener:
         self._group = group
         self._on_lost = on_lost
         self._entries: dict[str, Entry] = {}
+        self._tell_waiting: Callable[[Fault], None] = _tell_nobody
         self._news = threading.Condition()
         self._next = 1
         self._looks = 0
@@ -107,6 +108,22 @@ class Listener:
         with self._news:
             self._news.wait_for(lambda: kind in self._entries or self.lost, seconds)
             return self._entries.get(kind)
+
+    @contextmanager
+    def telling(self, tell: Callable[[Fault], None]) -> Generator[None, None, None]:
+        """Call a function if another rank fails, or comes to its end, in the block.
+
+        It is called at once if one has already, and otherwise in the listener's thread.
+        """
+        with self._news:
+            self._tell_waiting = tell
+            heard = list(self._entries.values())
+        try:
+            for entry in heard:
+                self._pass_on(entry)
+            yield
+        finally:
+            self._tell_waiting = _tell_nobody
 
     def wake(self) -> None:
         """Wake the thread, so that it looks at what this rank is doing."""
@@ -188,6 +205,14 @@ class Listener:
             if entry.fault is not None and not self.has_failed:
                 log.error("the session ends: %s.", entry.fault.text)
                 self._group.release()
+        self._pass_on(entry)
+
+    def _pass_on(self, entry: Entry) -> None:
+        """Tell who waits for other ranks of one that will not come."""
+        if entry.kind == "end":
+            self._tell_waiting(_came_to_its_end(entry.member))
+        elif entry.fault is not None:
+            self._tell_waiting(entry.fault)
 
     def _hear_end_of(self, neighbour: Member) -> None:
         """Tell all ranks if a neighbour's process ended before its body did."""
@@ -225,6 +250,16 @@ class Listener:
         Journal(self._peers.store).append(
             Entry(kind="outcome", member=self._peers.me, fault=fault)
         )
+
+
+def _came_to_its_end(member: Member) -> Fault:
+    """Return the fault of a rank that has left its block before it was waited for."""
+    text = f"{member}, on {member.device}, has come to its end"
+    return Fault(text=text, ranks=(member.rank,))
+
+
+def _tell_nobody(_: Fault) -> None:
+    """Do nothing: nobody waits for other ranks."""
 
 
 _listeners: WeakSet[Listener] = WeakSet()

@@ -138,7 +138,11 @@ def _node(options: SessionOptions, launch: Launch) -> Node:
             "Leave one of them out.",
         )
     if options.node is not None:
-        return options.node
+        described = options.node
+        if not options.environ.get(REHEARSAL):
+            return described
+        devices = tuple(device.pretended() for device in described.devices)
+        return described.model_copy(update={"devices": devices})
     node = detect_node(options.device, options.environ, launch)
     if options.device == "auto" and any(d.kind == "mps" for d in node.devices):
         log.warning(

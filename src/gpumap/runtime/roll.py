@@ -10,7 +10,7 @@ from gpumap.runtime.placed import Placed
 from gpumap.runtime.session_options import SessionOptions
 from gpumap.time_limits import TELL_THE_OTHERS
 
-__all__ = ["call_the_roll"]
+__all__ = ["call_the_roll", "terms_of"]
 
 
 def call_the_roll(
@@ -25,20 +25,7 @@ def call_the_roll(
     Raises:
         RollCallError: They do not, or do not come; every rank raises the same.
     """
-    launch = placed.launch
-    terms = Terms(
-        world_size=launch.world_size,
-        kind=placed.placement.device.kind,
-        on_cpu_as_asked=options.device == "cpu",
-        rehearsal=placed.rehearsal is not None,
-        backend=placed.backend,
-        strategy=placed.pool.policy.name,
-        ddp=dict(likeness.options),
-        model=likeness.digest,
-        split=_split(options),
-        claim=options.claims,
-        bind=options.bind,
-    )
+    launch, terms = placed.launch, terms_of(options, placed, likeness)
     try:
         return roll_call(
             peers,
@@ -53,6 +40,23 @@ def call_the_roll(
         # This rank may have been counted already, and no other should wait for it.
         withdraw(peers, error, TELL_THE_OTHERS)
         raise
+
+
+def terms_of(options: SessionOptions, placed: Placed, likeness: Likeness) -> Terms:
+    """Return what all ranks must have in common with this one."""
+    return Terms(
+        world_size=placed.launch.world_size,
+        kind=placed.placement.device.kind,
+        on_cpu_as_asked=options.device == "cpu",
+        rehearsal=placed.rehearsal is not None,
+        backend=placed.backend,
+        strategy=placed.pool.policy.name,
+        ddp=dict(likeness.options),
+        model=likeness.digest,
+        split=_split(options),
+        claim=options.claims,
+        bind=options.bind,
+    )
 
 
 def _split(options: SessionOptions) -> Split | None:

@@ -1,51 +1,38 @@
-"""A session: from the environment to a process group, and to its end."""
+"""A session, as its block sees it, and which one is open."""
 
-import logging
-from collections.abc import Callable, Generator
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from typing_extensions import Unpack
 
-from gpumap.detect.launchers import detect_launch
 from gpumap.errors import SessionError
 from gpumap.mapping.devices import Node
 from gpumap.mapping.launch import Launch
 from gpumap.mapping.placement import Placement
-from gpumap.mapping.policy import Bind, Gpus, Scores, Strategy
-from gpumap.rendezvous.model_digest import Likeness
-from gpumap.rendezvous.store_client import StoreLostError
-from gpumap.runtime.alone import alone
-from gpumap.runtime.beside import beside
-from gpumap.runtime.block import Block
-from gpumap.runtime.contexts import Contexts
-from gpumap.runtime.local_setup import (
-    LocalSetup,
-    launch_of_group,
-    refuse_without_a_rank,
-)
-from gpumap.runtime.process_group import ProcessGroup, refuse_a_dead_group
-from gpumap.runtime.session_options import SessionOptions
-from gpumap.runtime.shutdown import Alone, Shutdown
-from gpumap.runtime.sigterm import Sigterm, Terminated
-from gpumap.runtime.startup import Started, start_up
+from gpumap.mapping.seconds import seconds_of
+from gpumap.runtime.block import leave
+from gpumap.runtime.ddp_options import DDPOptions
+from gpumap.runtime.inside import First, Inside
+from gpumap.runtime.launch_numbers import number_of
 
 if TYPE_CHECKING:
     from gpumap.runtime.balanced_batch import BalancedBatch
 
-__all__ = ["Session", "current", "life_of", "session"]
-
-T = TypeVar("T")
-
-log = logging.getLogger(__name__)
+__all__ = ["Session", "current", "make_current"]
 
 
 @dataclass(frozen=True)
 class Session:
     """An open session.
+
+    It is a value: what it opens and closes belongs to the process, which has one open
+    session at most.
 
     Attributes:
         device: The torch.device in use; the CPU in a rehearsal.
@@ -53,6 +40,7 @@ class Session:
         node: This host and its devices.
         placement: The device of this process, and why; in a rehearsal, pretended.
         store: A torch store that all ranks share, with keys of this session alone.
+        inside: What the methods of the session work on.
         balanced: The batch that the ranks split by their speeds, if they do.
     """
 
@@ -61,6 +49,7 @@ class Session:
     node: Node
     placement: Placement
     store: dist.Store
+    inside: Inside = field(repr=False, compare=False)
     balanced: "BalancedBatch | None" = None
 
     @property
@@ -72,6 +61,89 @@ class Session:
     def world_size(self) -> int:
         """Number of processes."""
         return self.launch.world_size
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0, which prints, saves and downloads for all."""
+        return self.rank == 0
+
+    @property
+    def local_rank(self) -> int:
+        """This process's place among those of its node.
+
+        Raises:
+            LaunchError: The launcher leaves it open, here and in the next three.
+        """
+        return number_of(self.launch, "local_rank")
+
+    @property
+    def local_world_size(self) -> int:
+        """Number of processes on this node."""
+        return number_of(self.launch, "local_world_size")
+
+    @property
+    def node_rank(self) -> int:
+        """Place of this node among the nodes."""
+        return number_of(self.launch, "node_rank")
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes."""
+        return number_of(self.launch, "num_nodes")
+
+    def wrap(
+        self, model: nn.Module, **ddp: Unpack[DDPOptions]
+    ) -> DistributedDataParallel:
+        """Return a model wrapped in DistributedDataParallel, on this rank's device.
+
+        Every rank wraps the same models, any number of them, in the same order; the
+        ranks compare them before torch's constructor. The session lets go of the
+        wrapped model at its end, when `m.module` is the trained one.
+
+        Args:
+            model: The module to train, not wrapped yet.
+            ddp: Passed on to DistributedDataParallel.
+
+        Raises:
+            RollCallError: The ranks' models or options differ, or a rank does not come
+                within the time that a collective may take, fails, or comes to its end.
+                Every rank that waits raises the same.
+            SessionError: The model cannot be wrapped; the session is over, has a
+                balance, or its other ranks wait for this one.
+            TypeError: DistributedDataParallel has no such option.
+        """
+        return self.inside.wrap(model, ddp)
+
+    def rank_zero_first(
+        self, *, local: bool = False, timeout: float | timedelta = 1800.0
+    ) -> AbstractContextManager[None]:
+        """Let rank 0 run a block before all others: a download, a cache, a build.
+
+        The others wait for it at the store, without a collective, and then run the
+        block too. If it raises, every other rank raises a SessionError that names rank
+        0 and its error. Every rank uses it equally often; no collective may be in it.
+
+        Args:
+            local: Let local rank 0 of each node go first, for a disk of the node's own.
+            timeout: Seconds that the others wait for the first rank.
+
+        Raises:
+            SessionError: The first rank failed or died, or the time has passed.
+            LaunchError: With local, the launcher does not say this rank's local rank.
+        """
+        return First(self.inside, local=local, seconds=seconds_of("timeout", timeout))
+
+    def close(self) -> None:
+        """Leave the session now, as the end of its block would; once is enough.
+
+        What start() returned is left so. In a `finally`, the error on its way out is
+        what the session is left with. The end of a block, after this, does nothing.
+
+        Raises:
+            SessionError: Another rank failed, died, or did not come to its end.
+        """
+        if any(self is one for one in _current):
+            leave()
 
     @property
     def batch_size(self) -> int:
@@ -125,45 +197,6 @@ class Session:
 _current: list[Session] = []
 
 
-def session(
-    *,
-    strategy: Strategy | None = None,
-    gpus: Gpus | None = None,
-    scores: Scores | None = None,
-    device: str = "auto",
-    backend: str | None = None,
-    timeout: float | timedelta | None = None,
-    start_timeout: float | timedelta = 300.0,
-    end_timeout: float | timedelta = 86_400.0,
-    oversubscribe: bool = False,
-    claim: bool | None = None,
-    bind: Bind | None = None,
-    launch: Launch | None = None,
-    node: Node | None = None,
-) -> Block[Session]:
-    """Open a session without a model: for FSDP, evaluation, or your own wrapper.
-
-    Arguments and errors are those of ddp_session. Use it with `with`, or as a decorator
-    of a function, each call of which then opens and closes a session.
-    """
-    options = SessionOptions(
-        strategy=strategy,
-        gpus=gpus,
-        scores=scores,
-        device=device,
-        backend=backend,
-        timeout=timeout,
-        start_timeout=start_timeout,
-        end_timeout=end_timeout,
-        oversubscribe=oversubscribe,
-        claim=claim,
-        bind=bind,
-        launch=launch,
-        node=node,
-    )
-    return Block(lambda: life_of(options, lambda opened: opened))
-
-
 def current() -> Session:
     """Return the session that this code runs in.
 
@@ -174,118 +207,12 @@ def current() -> Session:
         raise SessionError(
             "no session is open.",
             "current() was called outside of one.",
-            "Call it inside `with gpumap.session(…):` or gpumap.ddp_session(…).",
+            "Call it inside `with gpumap.session(…):` or gpumap.ddp_session(…), or "
+            "after gpumap.start(…).",
         )
     return _current[-1]
 
 
-def life_of(
-    options: SessionOptions,
-    wrap: Callable[[Session], T],
-    *,
-    check: Callable[[LocalSetup], Likeness] = lambda _: Likeness(),
-    let_go: Callable[[T], None] = lambda _: None,
-    meanwhile: Callable[[], None] = lambda: None,
-) -> Generator[T, None, None]:
-    """Open a session, yield wrap(session), and close the session in every case.
-
-    check returns what all ranks' models must share, and may refuse to start; let_go
-    removes from the yielded value what keeps the process group alive; meanwhile is
-    called in a thread while the communicator forms, if that takes long.
-    """
-    with Sigterm(options.start_seconds) as sigterm, ExitStack() as stack:
-        options.check_types()
-        refuse_a_dead_group()
-        adopted = dist.is_initialized()
-        launch = (
-            launch_of_group(options)
-            if adopted
-            else options.launch or detect_launch(options.environ)
-        )
-        if not adopted and options.launch is None:
-            refuse_without_a_rank(launch, options.environ)
-        started = start_up(options, launch, check, stack, adopted=adopted)
-        _log_start(started.setup)
-        contexts = Contexts(launch.rank, started.setup.device)
-        if launch.world_size == 1:
-            stack.enter_context(alone(started.me))
-        group = ProcessGroup(started.setup, options, started.rendezvous)
-        ending = _ending(options, started, group)
-        sigterm.last_words = lambda: ending.last_words(Terminated())
-        try:
-            with beside(meanwhile):
-                group.form()
-            _current.append(_session(started, options))
-            value = wrap(_current[-1])
-            try:
-                yield value
-            finally:
-                let_go(value)
-            contexts.look_again()
-            group.synchronize()
-            ending.meet()
-            group.destroy()
-            ending.part()
-        except BaseException as error:
-            if isinstance(error, Terminated):
-                sigterm.leaving.set()
-            try:
-                told = ending.fail(error)
-            except SystemExit:
-                # Python prints no SystemExit, and so not the error that it interrupted.
-                log.exception("SIGTERM came while another error was being told")
-                raise
-            finally:
-                group.abandon(error)
-            ending.stay()
-            if told is not error:
-                raise told from error
-            raise
-        finally:
-            _current.clear()
-        ending.close()
-
-
-def _session(started: Started, options: SessionOptions) -> Session:
-    setup, balanced = started.setup, None
-    if options.balance is not None:
-        from gpumap.runtime.balanced_batch import BalancedBatch  # noqa: PLC0415 - rare
-
-        balanced = BalancedBatch(options.balance, setup, started.shares)
-    return Session(
-        device=setup.device,
-        launch=setup.launch,
-        node=setup.node,
-        placement=setup.placement,
-        store=dist.PrefixStore("user", started.rendezvous.store),
-        balanced=balanced,
-    )
-
-
-def _log_start(setup: LocalSetup) -> None:
-    launch, placement = setup.launch, setup.placement
-    if setup.rehearsal and launch.rank == 0:
-        log.warning(
-            "rehearsal of %s: no GPU is used, training runs on the CPU with gloo",
-            setup.rehearsal,
-        )
-    log.info(
-        "rank %d of %d (local rank %s) trains on %s %s: %s",
-        launch.rank,
-        launch.world_size,
-        launch.local_rank,
-        placement.device,
-        placement.device.name or "",
-        placement.why,
-    )
-
-
-def _ending(
-    options: SessionOptions, started: Started, group: ProcessGroup
-) -> Shutdown | Alone:
-    if started.setup.launch.world_size == 1:
-        return Alone(started.me)
-    try:
-        return Shutdown(started, options, group)
-    except StoreLostError as error:
-        raise error.of(started.rendezvous.keeper, "after the roll call") from None
+def make_current(session: Session | None) -> None:
+    """Make a session the one that current() returns; None: no session is open."""
+    _current[:] = [] if session is None else [session]

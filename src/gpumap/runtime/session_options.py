@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from gpumap.errors import SessionError
+from gpumap.errors import DeviceError, SessionError
 from gpumap.mapping.devices import Node
+from gpumap.mapping.keywords import list_instead_of
 from gpumap.mapping.launch import Launch
 from gpumap.mapping.policy import (
     Bind,
@@ -61,6 +62,7 @@ class SessionOptions:
 
         Raises:
             SessionError: An argument has another type than it should.
+            DeviceError: gpus is a text or a number, as other libraries have it.
         """
         kinds = {"device": str, "backend": str, "launch": Launch, "node": Node}
         for name, kind in (kinds | {"claim": bool}).items():
@@ -71,6 +73,12 @@ class SessionOptions:
             self._refuse_another_type("balance", Balance)
         if self.bind is not None:
             refuse_unknown_bind(self.bind, SessionError)
+        if instead := list_instead_of(self.gpus):
+            raise DeviceError(
+                f"gpus={self.gpus!r} is not a list of devices.",
+                f"Its type is {type(self.gpus).__name__}.",
+                instead,
+            )
 
     def _refuse_another_type(self, name: str, kind: type) -> None:
         value = getattr(self, name)

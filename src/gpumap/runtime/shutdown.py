@@ -3,7 +3,8 @@
 import logging
 import threading
 import time
-from contextlib import closing, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, closing, suppress
 
 import torch.distributed as dist
 
@@ -126,7 +127,7 @@ class Shutdown:
         except StoreLostError as error:
             fault = self._known_fault()
             if fault is None:
-                fault, seen = self._lost(), f"{error}. {seen}"
+                fault, seen = self.lost(), f"{error}. {seen}"
         self._raise(fault, seen)
 
     def part(self) -> None:
@@ -158,8 +159,11 @@ class Shutdown:
         self._listener.has_failed = True
         self._group.leaving.set()
         note(error, f"gpumap: raised on {self._described(self._me)}")
+        reported = _reported(error)
         suffers = isinstance(error, dist.DistBackendError) or (
-            isinstance(error, RuntimeError | SessionError) and not self._group.intact()
+            isinstance(error, RuntimeError | SessionError)
+            and reported is None
+            and not self._group.intact()
         )
         if not suffers:
             self._group.begin_abort()
@@ -167,13 +171,31 @@ class Shutdown:
         if suffers and fault != own(self._me, error):
             had = f"{self._described(self._me)}, had {described(error).splitlines()[0]}"
             return SessionError(f"{fault.text}.", had, fault.hint, fault.ranks)
-        if self._me.rank not in fault.ranks:
+        says_so = reported is not None and reported.text == fault.text
+        if self._me.rank not in fault.ranks and not says_so:
             note(error, f"gpumap: {fault.text}")
         return error
 
+    @property
+    def seconds(self) -> float:
+        """How long a collective may take."""
+        return self._group.seconds
+
+    def heard(self) -> Fault | None:
+        """Return the first failure of a rank, if this one knows it."""
+        return self._known_fault()
+
+    def telling(self, tell: Callable[[Fault], None]) -> AbstractContextManager[None]:
+        """Call a function if another rank fails, or comes to its end, in the block."""
+        return self._listener.telling(tell)
+
+    def lost(self) -> Fault:
+        """Return the fault of a store that does not answer."""
+        return host_lost(self._started.host, self._started.rendezvous.keeper)
+
     def _leave_collectives(self) -> None:
         """Leave the group: without the store, no missing rank can be reported."""
-        log.error("the session ends: %s.", self._lost().text)
+        log.error("the session ends: %s.", self.lost().text)
         self._group.release()
 
     def _look_for_late(self) -> None:
@@ -287,7 +309,7 @@ class Shutdown:
         """Return the first failure; tell the other ranks unless they know it."""
         if known := self._known_fault():
             return known
-        mine = own(self._me, error)
+        mine = _reported(error) or own(self._me, error)
         kind = "closed" if self._listener.wait_for("outcome", 0) else "outcome"
         try:
             fault = (self._diagnosis.first_fault() if suffers else None) or mine
@@ -297,7 +319,7 @@ class Shutdown:
             # The store's host leaves once all ranks know the outcome, this one too.
             if known := self._known_fault():
                 return known
-            lost = self._lost()
+            lost = self.lost()
             note(error, f"gpumap: {lost.text}: {failure}")
             return lost if suffers else mine
         return held.fault or fault
@@ -320,9 +342,6 @@ class Shutdown:
         """Return the ranks that have not come to the end, the first twenty at most."""
         return self._diagnosis.members(self._peers.without(keys.ended))
 
-    def _lost(self) -> Fault:
-        return host_lost(self._started.host, self._started.rendezvous.keeper)
-
     def _raise(self, fault: Fault | None, seen: str) -> None:
         if fault is not None:
             self._told = SessionError(f"{fault.text}.", seen, fault.hint, fault.ranks)
@@ -330,3 +349,11 @@ class Shutdown:
 
     def _described(self, member: Member) -> str:
         return f"{member} of {self._peers.world_size}, {member.device}"
+
+
+def _reported(error: BaseException) -> Fault | None:
+    """Return the failure of certain ranks that an error of gpumap's tells, if any."""
+    if isinstance(error, SessionError | RollCallError) and error.ranks:
+        text = error.happened.removesuffix(".")
+        return Fault(text=text, hint=error.hint, ranks=error.ranks)
+    return None

@@ -10,7 +10,7 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from multiprocessing.process import BaseProcess
 from numbers import Integral
@@ -26,6 +26,7 @@ from gpumap.detect.limits import files_of_spawn, refuse_few_files
 from gpumap.detect.rehearsal import REHEARSAL, rehearsed_node
 from gpumap.errors import DeviceError, LaunchError, SessionError
 from gpumap.mapping.device_refs import DeviceRef, plain, refs_of
+from gpumap.mapping.keywords import list_instead_of, nearest
 from gpumap.mapping.policy import GPUS, name_of
 from gpumap.mapping.seconds import start_seconds
 from gpumap.rendezvous.messages import described
@@ -43,6 +44,19 @@ T = TypeVar("T")
 _PRELOADED = ["torch", "torch._dynamo", "gpumap.runtime.ddp", "gpumap.spawning.child"]
 # Variables that would make a child detect another launcher.
 _NOT_INHERITED = ("GPUMAP_LAUNCHER", "TORCHELASTIC_RESTART_COUNT", GPUS)
+_OWN = ("gpus", "nprocs", "start_timeout")
+# What other libraries call it, or take beside it.
+_HABITS = {
+    **dict.fromkeys(
+        ("num_processes", "nproc_per_node", "world_size"), "Write nprocs=2."
+    ),
+    "devices": "Write nprocs=2, or name the devices: gpus=[0, 1].",
+    "gpu": "Write a list: gpus=[0].",
+    "join": "Leave it out: spawn() waits for its processes.",
+    "daemon": "Leave it out: the processes of spawn() end before it returns.",
+    "start_method": "Leave it out: they are forked from a server of spawn()'s.",
+    "backend": "Pass it to the session in the function.",
+}
 
 
 def spawn(
@@ -79,6 +93,8 @@ def spawn(
         SessionError: A process could not start, was killed, or ended without a result;
             the function takes other arguments; this process is a rank among several
             already; or the script lacks `if __name__ == "__main__":`.
+        TypeError: Neither the function nor spawn() takes an argument of that name, and
+            it is like one of spawn()'s, or another library's for it.
         Exception: What a rank raised, of its own type, with notes that say which rank
             it was and what its traceback was. The other ranks are ended.
     """
@@ -227,6 +243,7 @@ def _refuse_other_arguments(
         signature.bind(*args, **kwargs)
     except TypeError as error:
         name = name_of(function)
+        _refuse_names_of_others(name, set(kwargs) - set(signature.parameters))
         raise SessionError(
             f"{name} cannot be called with what spawn() was given: {error}.",
             f"It is {name}{signature}.",
@@ -236,17 +253,27 @@ def _refuse_other_arguments(
         ) from None
 
 
+def _refuse_names_of_others(function: str, names: Iterable[str]) -> None:
+    """Refuse arguments that are meant for spawn(), under another name than its own."""
+    for name in sorted(names):
+        close = nearest(name, _OWN)
+        if instead := _HABITS.get(name) or (close and f"Did you mean {close}=…?"):
+            message = f"neither spawn() nor {function} takes {name!r}. {instead}"
+            raise TypeError(message)
+
+
 def _pool(gpus: Sequence[DeviceRef] | None) -> Sequence[DeviceRef] | None:
     """Return the devices to use: gpus, or else those of GPUMAP_GPUS."""
     if gpus is None:
         named = os.environ.get(GPUS)
         return refs_of(named) if named else None
     given = cast("object", gpus)
+    instead = list_instead_of(given)
     if isinstance(given, str) or not isinstance(given, Sequence) or not given:
         raise DeviceError(
             f"gpus={gpus!r} is not a list of devices.",
             f"It is a {type(gpus).__name__}{'' if gpus else ', and empty'}.",
-            "Write a list, in the order of the ranks: gpus=[2, 3].",
+            instead or "Write a list, in the order of the ranks: gpus=[2, 3].",
         )
     refs = [plain(ref) for ref in gpus]
     for ref in refs:
