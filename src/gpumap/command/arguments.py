@@ -47,7 +47,12 @@ def _show(parser: Parser) -> None:
     _devices(add)
     add("--nproc", type=count, metavar="N", help="as if N processes were started here")
     add("--nodes", type=count, metavar="N", help="as if started on N such nodes")
-    add("--backend", default="nccl", help="gloo, where ranks may share a device")
+    add(
+        "--backend",
+        default="nccl",
+        metavar="NAME",
+        help="gloo, where ranks may share a device",
+    )
     _bind(add, "show the CPUs of each rank, too: numa or exclusive")
     add("--oversubscribe", action="store_true", help="let ranks share a device")
     what = "a machine's name, or a JSON file"
@@ -55,6 +60,8 @@ def _show(parser: Parser) -> None:
     add("--json", action="store_true", help="print all of it as JSON")
     what = "write the node as JSON, for a rehearsal"
     add("--save", action=File, metavar="FILE", help=what)
+    what = "draw devices, links and ranks: FILE.png or .svg"
+    add("--plot", action=File, metavar="FILE", help=what)
 
 
 def _run(parser: Parser) -> None:

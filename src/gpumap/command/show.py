@@ -38,6 +38,10 @@ def show(asked: argparse.Namespace) -> int:
     report = _report(asked)
     if asked.save:
         report = saved(report, Path(asked.save))
+    if asked.plot:
+        from gpumap.command.plotting import plotted  # noqa: PLC0415 - who asks pays
+
+        report = plotted(report, Path(asked.plot))
     if asked.json:
         text = json.dumps(report.model_dump(), indent=2, ensure_ascii=False)
     else:
