@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # A busy machine draws examples slowly, and nothing is wrong with that.
@@ -14,14 +15,24 @@ settings.register_profile(
     "thorough", settings.get_profile("unhurried"), max_examples=100_000
 )
 
+# Sphinx's to run.
+collect_ignore = ["docs/conf.py", "docs/extensions"]
+
 try:
     from sybil import Sybil
     from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
 except ImportError:  # the session without torch runs tests/mapping only
     pass
 else:
-    pytest_collect_file = Sybil(
-        parsers=[PythonCodeBlockParser(), SkipParser()],
-        path=str(Path(__file__).parent),
-        patterns=["README.md", "docs/*.md"],
-    ).pytest()
+    parsers = (PythonCodeBlockParser(), SkipParser())
+    here = str(Path(__file__).parent)
+    pages = Sybil(parsers, path=here, patterns=["docs/*.md"])
+    # README's first example saves a checkpoint.
+    readme = Sybil(parsers, path=here, patterns=["README.md"], fixtures=["elsewhere"])
+    pytest_collect_file = (pages + readme).pytest()
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Change into an empty folder."""
+    monkeypatch.chdir(tmp_path)

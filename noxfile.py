@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import tempfile
 from pathlib import Path
 
 import nox
@@ -28,6 +29,8 @@ PROGRAMS = {
     "slurmd": "slurmd",
     "srun": "slurm-client",
 }
+# What opens the pages, if no other Chromium is there.
+BROWSER = {"chromium-headless-shell": "chromium-headless-shell"}
 # Most tests wait for processes: more of them at once than there are CPUs. A test's file
 # stays together under the launchers, whose daemons are started once for each process.
 AT_ONCE = (
@@ -54,15 +57,15 @@ def install(session: nox.Session, *groups: str, torch: bool = True) -> None:
     session.install("--no-deps", "-e", ".")
 
 
-def install_launchers(session: nox.Session) -> None:
-    """Install the launchers' programs that are missing, where apt may do so."""
-    missing = [name for name in PROGRAMS if shutil.which(name) is None]
+def install_programs(session: nox.Session, programs: dict[str, str]) -> None:
+    """Install programs that are missing, where apt may do so."""
+    missing = [name for name in programs if shutil.which(name) is None]
     if missing and os.geteuid() == 0 and shutil.which("apt-get"):
         session.env["DEBIAN_FRONTEND"] = "noninteractive"
         session.run("apt-get", "update", "-qq", external=True)
         session.run(
             *("apt-get", "install", "-y", "-qq", "--no-install-recommends"),
-            *sorted({PROGRAMS[name] for name in missing}),
+            *sorted({programs[name] for name in missing}),
             external=True,
         )
 
@@ -106,7 +109,7 @@ def mapping(session: nox.Session) -> None:
 @nox.session
 def launchers(session: nox.Session) -> None:
     """Run jobs under the real launchers, which apt installs where it may."""
-    install_launchers(session)
+    install_programs(session, PROGRAMS)
     install(session, "tests")
     options = session.posargs or ["tests/launchers"]
     session.run("pytest", *AT_ONCE, "--dist=loadfile", *options)
@@ -115,7 +118,7 @@ def launchers(session: nox.Session) -> None:
 @nox.session
 def clients(session: nox.Session) -> None:
     """Run other people's libraries under `gpumap run` and the real launchers."""
-    install_launchers(session)
+    install_programs(session, PROGRAMS)
     install(session, "clients")
     # A job computes on two or four CPUs at once: more jobs than three only wait.
     where = session.posargs or ["tests/clients"]
@@ -132,6 +135,32 @@ def gpu(session: nox.Session) -> None:
 
 
 @nox.session
+def package(session: nox.Session) -> None:
+    """Build what is published; check it, install it alone, and run the demo with it."""
+    session.install("build", "cffconvert", "mypy", "pyright", "twine")
+    session.run("cffconvert", "--validate")
+    folder = Path(session.create_tmp()).resolve()
+    dist, empty = folder / "dist", folder / "empty"
+    shutil.rmtree(dist, ignore_errors=True)
+    session.run("python", "-m", "build", "--outdir", str(dist))
+    session.run("twine", "check", "--strict", *map(str, dist.iterdir()))
+    session.run("python", "-m", "venv", "--clear", str(empty))
+    python = str(empty / "bin/python")
+    wanted = nox.project.dependency_groups(PROJECT, "demo")
+    wheels = map(str, dist.glob("*.whl"))
+    install = ("-m", "pip", "install", "-q", "-c", "constraints.txt")
+    session.run(python, *install, *wheels, *wanted, external=True)
+    session.run(python, "examples/demo.py", external=True)
+    # Where checkers find no configuration of ours in the folders above, and no source.
+    with tempfile.TemporaryDirectory() as elsewhere:
+        shutil.copy("tests/package/user.py", elsewhere)
+        session.chdir(elsewhere)
+        session.run(python, "user.py", external=True)
+        session.run("mypy", "--strict", "--python-executable", python, "user.py")
+        session.run("pyright", "--pythonpath", python, "user.py")
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """Check format, lint rules, the folders' import rules and spelling."""
     install(session, "lint", torch=False)
@@ -144,10 +173,22 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def types(session: nox.Session) -> None:
     """Check types with mypy and with pyright, both strict."""
-    install(session, "types", "tests", "demo")
+    install(session, "types", "tests", "demo", "docs")
     session.install("nox")
     session.run("mypy")
     session.run("pyright")
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Build the pages with warnings as errors, open each and follow every link."""
+    if not any(map(shutil.which, ("chromium", "google-chrome"))):
+        install_programs(session, BROWSER)
+    install(session, "docs")
+    build = ("sphinx-build", "--nitpicky", "--fail-on-warning", "--keep-going", "-q")
+    session.run(*build, "docs", "build/docs")
+    where = session.posargs or ["tests/docs/test_site.py"]
+    session.run("pytest", *where, env={"GPUMAP_SITE": "build/docs"})
 
 
 @nox.session

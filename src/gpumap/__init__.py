@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from gpumap.detect.launchers import detect_launch as detect_launch
     from gpumap.detect.measure import measure as measure
     from gpumap.detect.rehearsal import machine as machine
+    from gpumap.drawing.picture import picture as picture
     from gpumap.errors import DeviceError as DeviceError
     from gpumap.errors import GpumapError as GpumapError
     from gpumap.errors import LaunchError as LaunchError
@@ -40,10 +41,12 @@ if TYPE_CHECKING:
     from gpumap.mapping.ranks import RankLayout as RankLayout
     from gpumap.mapping.topology import parse_topology as parse_topology
     from gpumap.runtime.ddp import ddp_session as ddp_session
+    from gpumap.runtime.finding import find_placement as find_placement
+    from gpumap.runtime.opening import session as session
+    from gpumap.runtime.opening import start as start
     from gpumap.runtime.sampler import BalancedSampler as BalancedSampler
     from gpumap.runtime.session import Session as Session
     from gpumap.runtime.session import current as current
-    from gpumap.runtime.session import session as session
     from gpumap.spawning.spawn import spawn as spawn
 
 else:  # not read by type checkers, which so report a name that does not exist
@@ -73,14 +76,17 @@ else:  # not read by type checkers, which so report a name that does not exist
         "detect_launch": "detect.launchers",
         "detect_node": "detect.hardware",
         "environment": "mapping.environment",
+        "find_placement": "runtime.finding",
         "machine": "detect.rehearsal",
         "measure": "detect.measure",
         "parse_topology": "mapping.topology",
+        "picture": "drawing.picture",
         "place": "mapping.pool",
         "plan": "mapping.plan",
-        "session": "runtime.session",
+        "session": "runtime.opening",
         "spawn": "spawning.spawn",
         "split_batch": "mapping.batches",
+        "start": "runtime.opening",
     }
     __all__ = list(_HOME)
 
