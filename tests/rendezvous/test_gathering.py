@@ -100,6 +100,7 @@ def test_a_rank_that_is_killed_while_it_waits_is_named() -> None:
     processes = ranks("go 1", 3, port, which=[0, 1])
     until(lambda: has(port, keys.rank(0)) and has(port, keys.rank(1)))
     processes[1].kill()
+    until(lambda: has(port, keys.VERDICT))
     ended = finish([*processes, *ranks("go 1", 3, port, which=[2])])
     for said in errors([ended[0], ended[2]]):
         assert re.fullmatch(
