@@ -56,7 +56,7 @@ def environment(
     Source: torch.distributed.run, section Environment Variables; its
     --virtual-local-rank for own.
 
-    >>> launch = Launch(launcher="Slurm", rank=1, world_size=2, local_rank=1,
+    >>> launch = Launch(launcher="Slurm", rank=1, world_size=4, local_rank=1,
     ...                 local_world_size=2, master_addr="n1", master_port=29500)
     >>> cards = [Device(kind="cuda", index=3), Device(kind="cuda", index=2)]
     >>> placed = Placement(launch=launch, device=cards[1], strategy="explicit", why="")
