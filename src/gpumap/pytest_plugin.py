@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from gpumap.mapping.devices import Node
     from gpumap.testing.ranks import RunRanks
     from gpumap.testing.rehearsing import Machine, Rehearse
@@ -38,12 +36,14 @@ def gpumap_ranks(pytestconfig: pytest.Config) -> RunRanks:
 
 
 @pytest.fixture
-def gpumap_rehearse(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Rehearse:
+def gpumap_rehearse(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> Rehearse:
     """gpumap.testing.rehearse, from its call to the end of the test."""
     from gpumap.testing.rehearsing import prepared  # noqa: PLC0415 - as above
 
     def begin(machine: Machine) -> list[Node]:
-        nodes, variables = prepared(machine, tmp_path)
+        nodes, variables = prepared(machine, tmp_path_factory.mktemp("gpumap"))
         for name, value in variables.items():
             if value is None:
                 monkeypatch.delenv(name, raising=False)

@@ -290,3 +290,12 @@ def placed() -> str:
     with gpumap.session() as opened:
         device = opened.placement.device
         return f"{device.kind}:{device.index}"
+
+
+def flat() -> None:
+    """Open a session by start(); rank 1 raises, and rank 0 goes on to a collective."""
+    session = gpumap.start(device="cpu")
+    dist.all_reduce(torch.ones(1))
+    if session.rank == 1:
+        raise ValueError("boom")
+    dist.all_reduce(torch.ones(1))

@@ -1,16 +1,31 @@
 """One rank goes first: the others wait for it, and hear of its failure."""
 
+import os
 import re
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+import torch.distributed as dist
 
 import gpumap
+from gpumap.rendezvous import keys
+from gpumap.rendezvous.members import Member
+from gpumap.rendezvous.peers import Peers
+from gpumap.rendezvous.session_store import SessionStore
+from gpumap.rendezvous.torch_keys import TorchKeys
+from gpumap.runtime.turns import Turn
 from helpers.environments import clean_environment, rank_environment
 from helpers.jobs import WORKER, Ended, free_port, run
 from helpers.warm import Script
+
+if TYPE_CHECKING:
+    from gpumap.runtime.shutdown import Shutdown
+    from gpumap.runtime.startup import Started
 
 INSIDE = WORKER.with_name("inside.py")
 
@@ -92,6 +107,44 @@ def test_a_first_rank_that_comes_to_its_end_is_named() -> None:
         r"SessionError rank 0 \(.*\), on cpu, has come to its end, and does not go fir",
         other.out,
     )
+
+
+class _JustDone(SessionStore):
+    """A store on which the first rank ends between two requests of another one."""
+
+    def wait(
+        self,
+        key: str,
+        kind: type[Any],
+        seconds: float,
+        look: Callable[[], object] = lambda: None,
+    ) -> Any:
+        """Let the first rank leave its block and come to its end; then look."""
+        del seconds
+        first = Member(rank=0, hostname="n1", pid=os.getpid(), device="cpu")
+        self.claim(keys.rank(0), first)
+        self.write(key, kind())
+        self.write(keys.ended(0), first)
+        look()
+        return self.read(key, kind)
+
+
+def test_a_first_rank_that_ends_right_after_its_block_has_gone_first() -> None:
+    """A script may have nothing else in its session."""
+    me = Member(rank=1, hostname="n1", pid=os.getpid(), device="cpu")
+    store = _JustDone(TorchKeys(dist.HashStore()), "")
+    started = SimpleNamespace(me=me, peers=lambda _: Peers(store, me, 2, host=0))
+    ending = SimpleNamespace(heard=lambda: None)
+
+    turn = Turn(
+        cast("Started", started),
+        cast("Shutdown", ending),
+        name="turn",
+        first=0,
+        who="rank 0",
+    )
+
+    turn.wait(5.0)
 
 
 def test_a_wrap_in_a_turn_is_refused() -> None:

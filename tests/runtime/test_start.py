@@ -1,8 +1,10 @@
 """Sessions of flat scripts and notebooks: gpumap.start(), and session.close()."""
 
 import inspect
+import multiprocessing
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import nbformat
 import pytest
@@ -10,6 +12,7 @@ import torch.distributed as dist
 from nbclient import NotebookClient
 
 import gpumap
+from helpers import spawnjobs
 from helpers.jobs import WORKER, Ended, run
 
 INSIDE = WORKER.with_name("inside.py")
@@ -69,6 +72,50 @@ def test_a_started_session_is_the_current_one_until_it_is_closed() -> None:
     s.close()
     with pytest.raises(gpumap.SessionError, match="no session is open"):
         gpumap.current()
+
+
+def test_an_error_from_before_is_not_what_a_session_is_left_with() -> None:
+    """A session that is opened below an `except` does not have that error."""
+    ended = flat("below")
+    assert [rank.code for rank in ended] == [0, 0], ended
+    assert [rank.out for rank in ended] == ["closed\n", "closed\n"]
+
+
+def test_another_thread_cannot_close_a_session() -> None:
+    """It is told so, and the session goes on."""
+    session = gpumap.start(device="cpu")
+    with ThreadPoolExecutor(1) as pool:
+        told = pool.submit(session.close).exception()
+    assert gpumap.current() is session
+    session.close()
+    assert isinstance(told, gpumap.SessionError)
+    assert told.happened == "a session is closed in the thread that has opened it."
+
+
+def test_a_worker_that_imports_the_script_is_told_of_main(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A process that is not forked imports the script first, and so starts again."""
+    process = multiprocessing.current_process()
+    monkeypatch.setattr(process, "_inheriting", True, raising=False)
+    with pytest.raises(
+        gpumap.SessionError, match="being imported by a process"
+    ) as told:
+        gpumap.start(device="cpu")
+    assert told.value.hint == (
+        'Put what starts there below `if __name__ == "__main__":`.'
+    )
+
+
+def test_an_error_in_a_spawned_function_is_what_its_session_is_left_with(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """The other rank hears of it at once, as from a block."""
+    with pytest.raises(ValueError, match="boom"):
+        gpumap.spawn(spawnjobs.flat, nprocs=2)
+    told = capfd.readouterr().err
+    assert "failed first: ValueError: boom" in told
+    assert "had come to its end" not in told
 
 
 def test_a_block_may_be_left_early() -> None:

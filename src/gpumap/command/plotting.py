@@ -10,8 +10,8 @@ __all__ = ["plotted"]
 
 
 def plotted(report: Report, path: Path) -> Report:
-    """Draw what is shown, from local rank 0 only; an error joins the report's."""
-    if report.launch is not None and report.launch.local_rank:
+    """Draw what is shown, from rank 0 only; an error joins the report's."""
+    if report.launch is not None and report.launch.rank:
         return report
     if report.node is None or not report.placements:
         first = report.error or "the plan is only known in a session."

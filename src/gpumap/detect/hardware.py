@@ -60,7 +60,8 @@ def detect_node(
             raise DeviceError(
                 f"device={kind!r} was asked for, and there is none.",
                 node.visible,
-                'Write device="auto", or rehearse a machine that has one.',
+                'Write device="auto", or rehearse a machine that has one; which one of '
+                "several devices is for gpus=[…] to say.",
             )
         return node
     return _real_node(kind, variables)

@@ -28,7 +28,8 @@ def refuse_unknown(
         if name in names:
             continue
         close = nearest(name, names)
-        instead = habits.get(name) or (close and f"Did you mean {close}=…?")
+        habit = habits.get(name) or habits.get("" if close else nearest(name, habits))
+        instead = habit or (close and f"Did you mean {close}=…?")
         message = f"{call} takes no argument {name!r}. " + (
             instead or f"It takes {', '.join(names)}."
         )

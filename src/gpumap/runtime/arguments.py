@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Collection
+from dataclasses import fields
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
@@ -9,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gpumap.errors import SessionError
 from gpumap.mapping.keywords import refuse_unknown
+from gpumap.runtime.session_options import SessionOptions
 
 __all__ = ["names_are_checked", "refuse_unknown_options"]
 
@@ -38,7 +40,7 @@ _HABITS = {
     **dict.fromkeys(("rank", "local_rank", "node_rank", "init_method"), _LAUNCHER),
     **dict.fromkeys(("master_addr", "master_port", "store"), _LAUNCHER),
     **dict.fromkeys(("devices", "gpu_ids", "device_ids"), _DEVICES),
-    "gpu": "Write a list: gpus=[0].",
+    "gpu": "Write a list: gpus=[…].",
     "accelerator": 'Write device="cuda", or leave it out for whatever is there.',
     "model": "Write ddp_session(model), or session.wrap(model) in the session.",
     "balance": "ddp_session(model, balance=…) takes it, which weighs the gradients.",
@@ -50,7 +52,7 @@ _HABITS = {
 # Those of the torch that is installed: an older one has fewer, a newer one more.
 _OF_THIS_TORCH = tuple(inspect.signature(DistributedDataParallel).parameters)[1:]
 _DECIDED_HERE = ("device_ids", "output_device", "process_group", "device_mesh")
-_OF_SESSIONS = ("strategy", "gpus", "scores", "device", "backend", "balance", "bind")
+_OF_SESSIONS = tuple(x.name for x in fields(SessionOptions) if x.name != "environ")
 
 
 def names_are_checked(call: Callable[P, R]) -> Callable[P, R]:

@@ -6,6 +6,7 @@ import multiprocessing
 import multiprocessing.util
 import os
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
@@ -95,9 +96,21 @@ def enter(life: Callable[[], Generator[T, None, None]]) -> T:
 
 
 def leave() -> None:
-    """Leave the open session, with the error that is on its way out, if one is."""
-    if _state.run is not None:
-        _state.run.leave(_state.run.error())
+    """Leave the open session, with the error that is on its way out, if one is.
+
+    Raises:
+        SessionError: Another thread has opened it.
+    """
+    run = _state.run
+    if run is None:
+        return
+    if run.thread != threading.get_ident():
+        raise SessionError(
+            "a session is closed in the thread that has opened it.",
+            "close() was called in another one.",
+            "Let this thread tell that one to close it.",
+        )
+    run.leave(run.error())
 
 
 class _Run:
@@ -105,8 +118,9 @@ class _Run:
 
     def __init__(self, life: Generator[object, None, None]) -> None:
         self._life = life
-        self._error_before = _last_error()
+        self._errors_before = (sys.exc_info()[1], _last_error())
         self.is_open = False
+        self.thread = threading.get_ident()
 
     def leave(self, error: BaseException | None) -> None:
         """Close the session, unless it is closed."""
@@ -132,7 +146,7 @@ class _Run:
     def error(self) -> BaseException | None:
         """Return the error that ends the script, or that is being handled, if any."""
         error = sys.exc_info()[1] or _last_error()
-        return None if error is self._error_before else error
+        return None if any(error is old for old in self._errors_before) else error
 
 
 class _State:
@@ -165,6 +179,13 @@ def _entered(life: Generator[T, None, None]) -> tuple[_Run, T]:
 
 
 def _begin(run: _Run) -> None:
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise SessionError(
+            "this script is being imported by a process that it has started.",
+            "DataLoader workers and pools that are not forked import it first, and "
+            "would open a session of their own.",
+            'Put what starts there below `if __name__ == "__main__":`.',
+        )
     if _state.forked_from is not None and dist.is_initialized():
         raise SessionError(
             f"this process was forked inside a session, of pid {_state.forked_from}.",
@@ -211,7 +232,9 @@ def _leave_with(run: _Run, error: BaseException | None) -> None:
     try:
         run.leave(error)
     except BaseException as failure:  # noqa: BLE001 - there is nobody to raise it to
-        traceback.print_exception(failure)
+        # What ended the script was printed before.
+        known = error is not None and failure.__cause__ is error
+        traceback.print_exception(failure, chain=not known)
         # Its priority puts it after nearly all else that multiprocessing does at exit.
         multiprocessing.util.Finalize(None, _end, (1,), exitpriority=-1000)
     for text in [] if error is None else notes_of(error)[told:]:

@@ -74,9 +74,11 @@ def start(
 ) -> Session:
     """Open a session that is left by its close(), or by the end of the script.
 
-    For scripts that are not indented, and notebooks: arguments and errors are those of
-    ddp_session. An error that ends the script is what the session is left with, as if
-    it had been raised in a block; at a prompt and in a notebook an error ends nothing.
+    For scripts that are not indented, and notebooks; for `with`, write session().
+    Arguments and errors are those of ddp_session. An error that ends the script is what
+    the session is left with, as if it had been raised in a block; at a prompt and in a
+    notebook an error ends nothing. sys.exit() ends a script without an error: to end
+    one rank alone, raise one.
     """
     options = SessionOptions(
         strategy=strategy,

@@ -46,9 +46,9 @@ class Session:
 
     device: torch.device
     launch: Launch
-    node: Node
-    placement: Placement
-    store: dist.Store
+    node: Node = field(repr=False)
+    placement: Placement = field(repr=False)
+    store: dist.Store = field(repr=False)
     inside: Inside = field(repr=False, compare=False)
     balanced: "BalancedBatch | None" = None
 

@@ -97,7 +97,9 @@ class Turn:
             first = self._member(peers)
             if first is not None and first.is_gone:
                 self._raise(gone(first))
-            if first is not None and peers.store.has(keys.ended(first.rank)):
+            # Who has left that block comes to its end, too: hence in this order.
+            ended = first is not None and peers.store.has(keys.ended(first.rank))
+            if first is not None and ended and not peers.store.has(self._done):
                 self._raise(self._never(first))
             if reminder.due():
                 log.info("rank %d waits for %s to go first", self._me.rank, self._who)

@@ -5,6 +5,7 @@ import contextlib
 import logging
 import os
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -77,6 +78,8 @@ def work(
         message = _ended(error, channel, pickler)
     except BaseException as error:  # noqa: BLE001 - all of it is the parent's to raise
         message = _raised(error, 1, channel, pickler)
+        # As Python does at a script's end: a session that is open then is left with it.
+        sys.last_value = error
     with contextlib.suppress(BrokenPipeError):  # the parent has gone
         channel.send(message)
     channel.close()
