@@ -90,9 +90,12 @@ def tests(session: nox.Session) -> None:
         session.run(*run, *AT_ONCE, *session.posargs)
     else:
         # What needs the launchers' programs has sessions of its own.
-        others = ("--ignore=tests/launchers", "--ignore=tests/clients")
-        session.run(*run, *AT_ONCE, "-m", "not alone", *others)
+        others = ("tests/launchers", "tests/clients", "docs", "README.md")
+        ignored = [f"--ignore={name}" for name in others]
+        session.run(*run, *AT_ONCE, "-m", "not alone", *ignored)
         session.run(*run, "-m", "alone", "tests/runtime")
+        # A page's blocks follow each other.
+        session.run(*run, "-p", "no:randomly", "docs", "README.md")
     session.run("coverage", "combine", success_codes=[0, 1], silent=True)
     session.run("coverage", "report")
 

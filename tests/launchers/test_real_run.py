@@ -28,8 +28,9 @@ def train(tmp_path: Path) -> str:
 
 def views(text: str) -> list[View]:
     """Return what each rank's script found, in the order of the ranks."""
-    lines = [line for line in text.splitlines() if line.startswith("[[")]
-    found: list[View] = [json.loads(line)[1] for line in lines]
+    # The launcher may put two ranks' texts on one line.
+    parts = [f"[[{part}" for part in text.split("[[")[1:]]
+    found: list[View] = [json.JSONDecoder().raw_decode(part)[0][1] for part in parts]
     found.sort(key=lambda view: int(view["RANK"]))
     assert [view["RANK"] for view in found] == [str(n) for n in range(len(found))], text
     assert {view["WORLD_SIZE"] for view in found} == {str(len(found))}
