@@ -47,6 +47,7 @@ def test_a_child_cannot_open_a_session_of_its_parents_job() -> None:
         assert rank.code == 0, rank.out
         assert "inside: this process was forked inside a session, of pid" in rank.out
         assert f"afterwards: rank {number} is claimed twice" in rank.out
+        assert "terminate called" not in rank.out
         assert "another session ended" in rank.out
 
 

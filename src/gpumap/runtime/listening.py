@@ -155,6 +155,9 @@ class Listener:
         self._neighbours = {}
         self._wake = self._waker = -1
         self._peers.store.close()
+        # Whose call it is refers to this one: together they would keep the store until
+        # a collection, which may come in a forked child, where torch cannot end it.
+        self._on_lost = _do_nothing
 
     def _run(self) -> None:
         lost = StoreLostError()
@@ -256,6 +259,10 @@ def _came_to_its_end(member: Member) -> Fault:
     """Return the fault of a rank that has left its block before it was waited for."""
     text = f"{member}, on {member.device}, has come to its end"
     return Fault(text=text, ranks=(member.rank,))
+
+
+def _do_nothing() -> None:
+    """Do nothing: there is no store to lose any more."""
 
 
 def _tell_nobody(_: Fault) -> None:
