@@ -149,23 +149,24 @@ def test_show_plots_what_it_prints(
     assert ranks == [f"rank {rank}" for rank in range(3 * nodes)]
 
 
-def test_a_launchers_local_rank_0_plots_for_its_node(
+def test_rank_0_alone_plots_the_ranks_of_its_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second node of two draws its ranks, 2 and 3; local rank 1 draws nothing."""
-    launched = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "1"}
+    """On a disk that all nodes share, another node would write the same file."""
+    launched = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
     launched |= {"GROUP_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"}
     launched |= {"MASTER_ADDR": "n0", "MASTER_PORT": "29500"}
     launched |= {"GPUMAP_REHEARSAL": "t4x4"}
     for name, value in launched.items():
         monkeypatch.setenv(name, value)
-    for local_rank in (1, 0):
-        monkeypatch.setenv("RANK", str(2 + local_rank))
-        monkeypatch.setenv("LOCAL_RANK", str(local_rank))
-        main(["show", "--plot", str(tmp_path / f"{local_rank}.svg")])
+    for rank in (3, 2, 1, 0):
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("LOCAL_RANK", str(rank % 2))
+        monkeypatch.setenv("GROUP_RANK", str(rank // 2))
+        main(["show", "--plot", str(tmp_path / f"{rank}.svg")])
     assert list(tmp_path.iterdir()) == [tmp_path / "0.svg"]
     ranks = [word for word in words(tmp_path / "0.svg") if word.startswith("rank ")]
-    assert ranks == ["rank 2", "rank 3"]
+    assert ranks == ["rank 0", "rank 1"]
 
 
 @pytest.mark.parametrize(
