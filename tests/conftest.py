@@ -37,6 +37,20 @@ def nothing_is_left(
     assert not alive
 
 
+@pytest.fixture(scope="session")
+def slurm_conf() -> Generator[str, None, None]:
+    """Start a Slurm of three nodes for all tests that want one."""
+    from helpers.cluster import slurm  # noqa: PLC0415 - who asks for it pays
+    from helpers.launchers import need  # noqa: PLC0415 - as above
+
+    need("munged", "slurmctld", "slurmd", "srun", "sbatch", root=True)
+    # Not pytest's own folder: munged needs one that every user may enter.
+    with tempfile.TemporaryDirectory(prefix="gpumap-slurm-") as name:
+        Path(name).chmod(0o755)
+        with slurm(Path(name)) as configuration:
+            yield str(configuration)
+
+
 def _started_with(folder: str) -> list[str]:
     """Return pid, parent and command of each process with this TMPDIR."""
     found = []

@@ -1,15 +1,10 @@
 """Fixtures of the tests with scripts of other people's libraries."""
 
 import json
-import tempfile
-from collections.abc import Generator
-from pathlib import Path
 
 import pytest
 
 import gpumap
-from helpers.cluster import slurm
-from helpers.launchers import need
 
 # They import what only their own session installs.
 collect_ignore = ["scripts"]
@@ -26,14 +21,3 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("rehearsal") / "machines.json"
     path.write_text(json.dumps(nodes))
     return str(path)
-
-
-@pytest.fixture(scope="session")
-def slurm_conf() -> Generator[str, None, None]:
-    """Start a Slurm of three nodes for all tests that want one."""
-    need("munged", "slurmctld", "slurmd", "srun", root=True)
-    # Not pytest's own folder: munged needs one that every user may enter.
-    with tempfile.TemporaryDirectory(prefix="gpumap-slurm-") as name:
-        Path(name).chmod(0o755)
-        with slurm(Path(name)) as configuration:
-            yield str(configuration)

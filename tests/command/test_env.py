@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from helpers.environments import rank_environment
+from helpers.jobs import free_port
 from helpers.programs import run_program, run_python, start_python
-from helpers.ranks_of_run import ended, free_port
+from helpers.ranks_of_run import ended
 
 DGX = {"GPUMAP_REHEARSAL": "dgx-a100"}
 LAUNCHED = rank_environment(1, 2, 29500) | DGX

@@ -12,11 +12,11 @@ import pytest
 
 from gpumap.command.program import program_of
 from helpers.environments import rank_environment
+from helpers.jobs import free_port
 from helpers.programs import run_program
 from helpers.ranks_of_run import (
     VIEW,
     ended,
-    free_port,
     run_ranks,
     script,
     start_rank,

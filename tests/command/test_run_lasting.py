@@ -9,8 +9,9 @@ import pytest
 
 from gpumap.detect.claims import Claims, holder_of
 from helpers.environments import rank_environment
+from helpers.jobs import free_port
 from helpers.programs import run_python
-from helpers.ranks_of_run import ended, free_port, run_ranks, script, start_rank
+from helpers.ranks_of_run import ended, run_ranks, script, start_rank
 
 WAITS = "import sys; print(flush=True); sys.stdin.read()"
 

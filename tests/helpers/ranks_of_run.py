@@ -1,7 +1,6 @@
 """Processes of `gpumap run`, started as a launcher would, and what their script saw."""
 
 import json
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -9,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from helpers.environments import rank_environment
+from helpers.jobs import free_port
 from helpers.programs import start_python
 
-__all__ = ["VIEW", "Ended", "ended", "free_port", "run_ranks", "script", "start_rank"]
+__all__ = ["VIEW", "Ended", "ended", "run_ranks", "script", "start_rank"]
 
 # A script that prints its arguments and the variables that matter, as one line of JSON.
 VIEW = """\
@@ -52,13 +52,6 @@ class Ended:
         """The arguments that the script VIEW printed."""
         found: list[str] = json.loads(self.out)[0]
         return found
-
-
-def free_port() -> int:
-    """Return a port that is free on loopback at this moment."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def start_rank(

@@ -3,15 +3,12 @@
 import json
 import subprocess
 import sys
-import tempfile
-from collections.abc import Generator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import pytest
 
 import gpumap
-from helpers.cluster import slurm
-from helpers.launchers import REPORT, Report, Run, Shown, need, reports
+from helpers.launchers import REPORT, Report, Run, Shown, reports
 from helpers.programs import run_program
 
 
@@ -62,17 +59,6 @@ def shown(machines: str) -> Shown:
         return sorted(line for line in done.stdout.splitlines() if "launch:" in line)
 
     return run_command
-
-
-@pytest.fixture(scope="session")
-def slurm_conf() -> Generator[str, None, None]:
-    """Start a Slurm of three nodes for all tests that want one."""
-    need("munged", "slurmctld", "slurmd", "srun", "sbatch", root=True)
-    # Not pytest's own folder: munged needs one that every user may enter.
-    with tempfile.TemporaryDirectory(prefix="gpumap-slurm-") as name:
-        Path(name).chmod(0o755)
-        with slurm(Path(name)) as configuration:
-            yield str(configuration)
 
 
 @pytest.fixture

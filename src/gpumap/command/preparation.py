@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from importlib import import_module
-from typing import NoReturn
 
 from gpumap.detect.before_run import before_run
 from gpumap.detect.launchers import detect_launch
@@ -17,23 +16,19 @@ from gpumap.mapping.devices import Device
 from gpumap.mapping.environment import environment
 from gpumap.mapping.launch import Launch, store_address
 from gpumap.rendezvous.gathering import Gathering
-from gpumap.rendezvous.members import Member
 from gpumap.rendezvous.model_digest import Likeness
 from gpumap.rendezvous.nodes import numbered
 from gpumap.rendezvous.procfs import host_name
 from gpumap.rendezvous.store_client import StoreLostError
 from gpumap.runtime.deciding import decision_for
-from gpumap.runtime.meeting import Meeting, tell_the_others
+from gpumap.runtime.meeting import Meeting, NoMeeting, tell_the_others
 from gpumap.runtime.own_member import member_of
-from gpumap.runtime.placed import BACKENDS, Placed, place_rank
-from gpumap.runtime.roll import call_the_roll
+from gpumap.runtime.placed import Placed, place_rank, usual_backend
+from gpumap.runtime.roll import call_the_roll, seconds_left
 from gpumap.runtime.session_options import SessionOptions
 from gpumap.time_limits import VERDICT_IS_WRITTEN
 
 __all__ = ["Prepared", "Rank"]
-
-# What of start_timeout the roll call has at least, after a node has decided.
-_LEAST = 0.1
 
 
 @dataclass(frozen=True)
@@ -81,7 +76,9 @@ class Rank:
             store_address(launch)  # without one, the others could not be told
         with ExitStack() as stack:
             gathering = Gathering(launch, options.environ)
-            meeting = stack.enter_context(gathering) if self.meets else _NoMeeting()
+            meeting = (
+                stack.enter_context(gathering) if self.meets else NoMeeting(_unmet)
+            )
             together = self.meets and launch.world_size > 1
             began = time.monotonic()
             try:
@@ -89,15 +86,11 @@ class Rank:
                 variables = self._variables(placed, placed.launch)
                 more = settle(placed)
             except BaseException as error:
-                # Who is interrupted tells those that wait for its decision.
-                if meeting.is_open or (together and isinstance(error, Exception)):
+                if self.meets:
                     tell_the_others(launch, error, meeting, options.start_seconds)
                 raise
             if together:
-                seconds = options.start_seconds
-                if placed.decided.seen:
-                    left = seconds - (time.monotonic() - began)
-                    seconds = max(left, _LEAST * seconds)
+                seconds = seconds_left(options, placed, began)
                 complete = self._agreed(placed, gathering, seconds)
                 variables = self._variables(placed, complete)
         return Prepared(placed, {**variables, **more})
@@ -110,9 +103,7 @@ class Rank:
             _import_torch()
         options = replace(self.options, node=node)
         decide = decision_for(options, meeting, self.held, of_all=not self.own)
-        return place_rank(
-            options, launch, decide, lambda kind: BACKENDS.get(kind, "gloo")
-        )
+        return place_rank(options, launch, decide, usual_backend)
 
     def _variables(self, placed: Placed, launch: Launch) -> dict[str, str]:
         """Return what a program needs; a world of one gets an address of its own."""
@@ -147,22 +138,13 @@ class Rank:
         return launch
 
 
-class _NoMeeting:
-    """What there is instead of a gathering if the ranks are not to meet."""
-
-    keeper, is_open = "nobody", False
-
-    def peers(self, me: Member, seconds: float) -> NoReturn:  # noqa: ARG002 - as Meeting
-        """Refuse to decide with others.
-
-        Raises:
-            SessionError: Always.
-        """
-        raise SessionError(
-            f"rank {me.rank} cannot know which devices the others of its node get.",
-            "It was not to meet them, and what was asked for is decided by all.",
-            "Leave --no-roll-call out.",
-        )
+def _unmet(rank: int) -> SessionError:
+    """Return the error of a rank that is not to meet those that it decides with."""
+    return SessionError(
+        f"rank {rank} cannot know which devices the others of its node get.",
+        "It was not to meet them, and what was asked for is decided by all.",
+        "Leave --no-roll-call out.",
+    )
 
 
 def _devices(placed: Placed) -> Sequence[Device]:

@@ -98,7 +98,7 @@ def rehearsed_nodes(wanted: str, environ: Mapping[str, str]) -> list[Node]:
 def _described(wanted: str) -> Node | list[Node]:
     """Return the machine with this name, or the node or nodes in this file."""
     if not names_a_file(wanted):
-        return _pretended(machine(wanted))
+        return machine(wanted).pretended()
     path = Path(wanted)
     found = _content(path)
     if isinstance(found, list):
@@ -109,13 +109,8 @@ def _described(wanted: str) -> Node | list[Node]:
         nodes = [Node.model_validate(found)]
     for node in nodes:
         _refuse_a_uuid_twice(path, node)
-    nodes = [_pretended(node) for node in nodes]
+    nodes = [node.pretended() for node in nodes]
     return nodes if isinstance(found, list) else nodes[0]
-
-
-def _pretended(node: Node) -> Node:
-    devices = tuple(device.pretended() for device in node.devices)
-    return node.model_copy(update={"devices": devices})
 
 
 def _content(path: Path) -> object:

@@ -200,6 +200,11 @@ class Node(FrozenModel):
             )
         return self
 
+    def pretended(self) -> "Node":
+        """Return this node as one that a rehearsal pretends; it is equal to this."""
+        devices = tuple(device.pretended() for device in self.devices)
+        return self.model_copy(update={"devices": devices})
+
     def keeping(self, places: Sequence[int]) -> "Node":
         """Return this node with only these devices, in this order, indexed from 0."""
         new = {old: place for place, old in enumerate(places)}

@@ -4,8 +4,7 @@ import logging
 import multiprocessing
 import sys
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from typing import NoReturn
+from dataclasses import replace
 
 from gpumap.detect.launchers import detect_launch
 from gpumap.detect.without_torch import node_without_torch
@@ -14,9 +13,9 @@ from gpumap.mapping.devices import Node
 from gpumap.mapping.launch import Launch
 from gpumap.mapping.placement import Placement
 from gpumap.mapping.policy import Gpus, Policy, Scores, Strategy
-from gpumap.rendezvous.members import Member
 from gpumap.runtime.deciding import decision_for
-from gpumap.runtime.placed import BACKENDS, Decided, place_rank
+from gpumap.runtime.meeting import NoMeeting
+from gpumap.runtime.placed import Decided, place_rank, usual_backend
 from gpumap.runtime.session_options import SessionOptions
 
 __all__ = ["find_placement"]
@@ -84,7 +83,7 @@ def find_placement(
         options,
         launch,
         lambda policy, node, launch: _alone(options, policy, node, launch),
-        lambda kind: BACKENDS.get(kind, "gloo"),
+        usual_backend,
     )
     if placed.rehearsal and launch.rank == 0:
         log.warning(
@@ -122,32 +121,18 @@ def _certain_node(options: SessionOptions, launch: Launch) -> Node | None:
 def _alone(
     options: SessionOptions, policy: Policy, node: Node, launch: Launch
 ) -> Decided:
+    meeting = NoMeeting(lambda rank: _unmet(rank, policy.name))
     with ExitStack() as nothing:
-        return decision_for(options, _NoMeeting(policy.name), nothing)(
-            policy, node, launch
-        )
+        return decision_for(options, meeting, nothing)(policy, node, launch)
 
 
-@dataclass(frozen=True)
-class _NoMeeting:
-    """What there is instead of a place where ranks meet."""
-
-    strategy: str
-    keeper = "nobody"
-    is_open = False
-
-    def peers(self, me: Member, seconds: float) -> NoReturn:  # noqa: ARG002 - as Meeting
-        """Refuse to decide with others.
-
-        Raises:
-            PlacementError: Always.
-        """
-        raise PlacementError(
-            f"rank {me.rank} alone cannot know which device strategy "
-            f'"{self.strategy}" gives it.',
-            "One process of the node decides that for all, and find_placement() talks "
-            "to no other.",
-            "Open a gpumap.session(…), or start the script with `gpumap run`, where "
-            "they do; or name the devices with gpus=[…].",
-            (me.rank,),
-        )
+def _unmet(rank: int, strategy: str) -> PlacementError:
+    """Return the error of a rank that would have to decide with others."""
+    return PlacementError(
+        f'rank {rank} alone cannot know which device strategy "{strategy}" gives it.',
+        "One process of the node decides that for all, and find_placement() talks to "
+        "no other.",
+        "Open a gpumap.session(…), or start the script with `gpumap run`, where they "
+        "do; or name the devices with gpus=[…].",
+        (rank,),
+    )

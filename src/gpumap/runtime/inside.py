@@ -1,7 +1,6 @@
 """What an open session does in its block: it wraps models, and lets a rank go first."""
 
 import os
-import socket
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -11,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gpumap.errors import SessionError
 from gpumap.rendezvous.model_digest import Likeness
-from gpumap.rendezvous.procfs import boot_id
+from gpumap.rendezvous.procfs import host_name
 from gpumap.runtime.arguments import refuse_unknown_options
 from gpumap.runtime.comparing import compare_models
 from gpumap.runtime.ddp_options import DDPOptions
@@ -191,8 +190,7 @@ class Inside:
         name, first, who = "turns", [0], "rank 0"
         if local:
             certain = node_of(launch)
-            host = f"{socket.gethostname()} {boot_id()}"
-            name = f"turns/{host if certain is None else certain}"
+            name = f"turns/{host_name() if certain is None else certain}"
             first, who = list(launch.node_ranks or ()), "local rank 0 of its node"
         number = self._turns[name] = self._turns.get(name, 0) + 1
         return Turn(

@@ -3,10 +3,11 @@
 import logging
 import os
 import socket
+from collections.abc import Callable
 from contextlib import closing
-from typing import Protocol
+from typing import NoReturn, Protocol
 
-from gpumap.errors import RollCallError
+from gpumap.errors import GpumapError, RollCallError
 from gpumap.mapping.launch import Launch
 from gpumap.notes import note
 from gpumap.rendezvous.members import Member
@@ -16,7 +17,7 @@ from gpumap.rendezvous.procfs import pid_space
 from gpumap.rendezvous.roll_call import withdraw
 from gpumap.time_limits import TELL_THE_OTHERS
 
-__all__ = ["Meeting", "node_of", "tell_the_others", "unplaced"]
+__all__ = ["Meeting", "NoMeeting", "node_of", "tell_the_others", "unplaced"]
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +40,24 @@ class Meeting(Protocol):
         ...
 
 
+class NoMeeting:
+    """What there is instead of a meeting where a rank is to meet nobody."""
+
+    keeper, is_open = "nobody", False
+
+    def __init__(self, refusal: Callable[[int], GpumapError]) -> None:
+        """Refusal returns the error for a rank that would have to meet others."""
+        self._refusal = refusal
+
+    def peers(self, me: Member, seconds: float) -> NoReturn:  # noqa: ARG002 - as Meeting
+        """Refuse to meet others.
+
+        Raises:
+            GpumapError: Always.
+        """
+        raise self._refusal(me.rank)
+
+
 def node_of(launch: Launch) -> int | None:
     """Return this node's rank, if it is certain."""
     return 0 if launch.one_node else launch.node_rank
@@ -58,7 +77,13 @@ def unplaced(launch: Launch) -> Member:
 def tell_the_others(
     launch: Launch, error: BaseException, meeting: Meeting, seconds: float
 ) -> None:
-    """Tell the other ranks that this one cannot start; a failure to is a note."""
+    """Tell the other ranks that this one cannot start; a failure to is a note.
+
+    A rank that is interrupted tells those only that may wait for its decision.
+    """
+    interrupted = not isinstance(error, Exception)
+    if launch.world_size == 1 or (interrupted and not meeting.is_open):
+        return
     if not isinstance(error, RollCallError):
         # The whole error is raised once the other ranks know.
         happened = described(error).partition("\n")[0]

@@ -21,7 +21,14 @@ from gpumap.runtime.session_options import SessionOptions
 if TYPE_CHECKING:
     from gpumap.mapping.cpu_shares import CpuShare
 
-__all__ = ["BACKENDS", "Decide", "Decided", "Placed", "place_rank"]
+__all__ = [
+    "BACKENDS",
+    "Decide",
+    "Decided",
+    "Placed",
+    "place_rank",
+    "usual_backend",
+]
 
 log = logging.getLogger(__name__)
 
@@ -130,6 +137,11 @@ def place_rank(
     )
 
 
+def usual_backend(kind: str) -> str:
+    """Return the backend that torch takes by default for a kind, without asking it."""
+    return BACKENDS.get(kind, "gloo")
+
+
 def _node(options: SessionOptions, launch: Launch) -> Node:
     if options.device == "cpu" and options.gpus is not None:
         raise DeviceError(
@@ -138,11 +150,8 @@ def _node(options: SessionOptions, launch: Launch) -> Node:
             "Leave one of them out.",
         )
     if options.node is not None:
-        described = options.node
-        if not options.environ.get(REHEARSAL):
-            return described
-        devices = tuple(device.pretended() for device in described.devices)
-        return described.model_copy(update={"devices": devices})
+        rehearsed = options.environ.get(REHEARSAL)
+        return options.node.pretended() if rehearsed else options.node
     node = detect_node(options.device, options.environ, launch)
     if options.device == "auto" and any(d.kind == "mps" for d in node.devices):
         log.warning(

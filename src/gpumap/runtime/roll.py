@@ -1,5 +1,7 @@
 """This rank at the roll call."""
 
+import time
+
 from gpumap.detect.slurm import at_a_terminal
 from gpumap.rendezvous.members import Split, Terms
 from gpumap.rendezvous.model_digest import Likeness
@@ -10,7 +12,9 @@ from gpumap.runtime.placed import Placed
 from gpumap.runtime.session_options import SessionOptions
 from gpumap.time_limits import TELL_THE_OTHERS
 
-__all__ = ["call_the_roll", "terms_of"]
+__all__ = ["call_the_roll", "seconds_left", "terms_of"]
+
+_LEAST = 0.1
 
 
 def call_the_roll(
@@ -40,6 +44,17 @@ def call_the_roll(
         # This rank may have been counted already, and no other should wait for it.
         withdraw(peers, error, TELL_THE_OTHERS)
         raise
+
+
+def seconds_left(options: SessionOptions, placed: Placed, began: float) -> float:
+    """Return what of start_timeout the roll call has, where a node has decided first.
+
+    began: when this rank did, by the monotonic clock. A part is left in any case.
+    """
+    seconds = options.start_seconds
+    if not placed.decided.seen:
+        return seconds
+    return max(seconds - (time.monotonic() - began), _LEAST * seconds)
 
 
 def terms_of(options: SessionOptions, placed: Placed, likeness: Likeness) -> Terms:

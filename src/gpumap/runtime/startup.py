@@ -16,16 +16,13 @@ from gpumap.runtime.deciding import decision_for
 from gpumap.runtime.local_setup import LocalSetup, prepare
 from gpumap.runtime.meeting import tell_the_others
 from gpumap.runtime.own_member import member_of
-from gpumap.runtime.roll import call_the_roll
+from gpumap.runtime.roll import call_the_roll, seconds_left
 from gpumap.runtime.session_meeting import SessionMeeting, peers_of
 from gpumap.runtime.session_options import SessionOptions
 
 __all__ = ["Started", "start_up"]
 
 log = logging.getLogger(__name__)
-
-# What of start_timeout the roll call has at least, after a node has decided.
-_LEAST = 0.1
 
 
 @dataclass(frozen=True)
@@ -70,9 +67,7 @@ def start_up(
     meeting = SessionMeeting(options, launch, adopted=adopted)
     began = time.monotonic()
     setup, likeness = _prepare_or_withdraw(options, launch, check, meeting, held)
-    seconds = options.start_seconds
-    if setup.decided.seen:
-        seconds = max(seconds - (time.monotonic() - began), _LEAST * seconds)
+    seconds = seconds_left(options, setup, began)
     rendezvous = meeting.opened(seconds)
     me = member_of(setup, options)
     try:
@@ -99,13 +94,8 @@ def _prepare_or_withdraw(
         if setup.decided.cpus is not None:
             _bind(options, setup, held)
         return setup, check(setup)
-    except Exception as error:
-        if launch.world_size > 1:
-            tell_the_others(launch, error, meeting, options.start_seconds)
-        raise
-    except (KeyboardInterrupt, SystemExit) as error:
-        if meeting.is_open:  # others may wait for this rank's decision
-            tell_the_others(launch, error, meeting, options.start_seconds)
+    except BaseException as error:
+        tell_the_others(launch, error, meeting, options.start_seconds)
         raise
 
 
