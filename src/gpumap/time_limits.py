@@ -49,6 +49,8 @@ INIT_IS_UNDER_WAY = 0.1
 # How long NCCL may take to abort, after a failure, and to destroy its communicators,
 # after success: both wait for the peers to do the same.
 ABORT_RETURNS, DESTROY_RETURNS = 3.0, 10.0
+# How long gloo may stay in a collective after its connections are shut down.
+GLOO_FAILS = 5.0
 # How long C code may block the main thread, on which Python's signal handlers run.
 LIBRARY_HOLDS_SIGTERM = 5.0
 

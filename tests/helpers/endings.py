@@ -26,6 +26,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import gpumap
 from gpumap.rendezvous.gloo_sockets import GlooConnections
 from gpumap.rendezvous.store_client import Client
+from gpumap.runtime import process_group
 
 RANK = int(os.environ.get("RANK", "0"))
 HOW = sys.argv[2] if sys.argv[2:] else ""
@@ -344,6 +345,21 @@ def waits_in_own_group() -> None:
         say("connected", GlooConnections(everything=True).intact([1]))
     # The process lives on, as one that reports the error or tries again.
     time.sleep(3)
+
+
+def gloo_stays() -> None:
+    """Fail on rank 1, whose connections stay, while rank 0 is in an all-reduce."""
+    vars(process_group)["GLOO_FAILS"] = 1.0
+    GlooConnections.shut_down = lambda self: None  # type: ignore[method-assign] # noqa: ARG005
+    try:
+        with ddp():
+            kept.append(dist.group.WORLD)
+            reduce()
+            if RANK == 1:
+                raise ValueError("rank 1 only")
+            reduce()
+    except ValueError:
+        time.sleep(6)
 
 
 def constructor() -> None:

@@ -45,6 +45,17 @@ def test_a_rank_that_never_comes_to_the_end_is_named() -> None:
     assert "did not come to the end of the session within 3 s after rank 0" in said[1]
 
 
+def test_a_rank_that_gloo_does_not_let_go_ends_with_a_message() -> None:
+    """If gloo stays in a collective after another rank's failure, the process ends."""
+    first, _ = endings("gloo_stays", limit=30)
+    assert first.code == 1
+    assert "the session ends: rank 1 (pid" in first.out
+    assert (
+        "ends, since another rank failed and gloo stays in a collective that no rank "
+        "can join any more." in first.out
+    )
+
+
 def test_an_error_while_closing_never_hides_the_users_own() -> None:
     """An error while closing becomes a note of the user's error."""
     for rank in run("closing_fails"):

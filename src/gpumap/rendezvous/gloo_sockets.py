@@ -1,9 +1,8 @@
 """The TCP connections of gloo's process groups, as the kernel lists them.
 
-gloo closes them only when nothing refers to the group any more. A user's variable, an
-error's traceback or a forked child may still do so, and the other ranks would then wait
-for this one until their time limit. So gpumap shuts the connections down itself; both
-ends notice at once.
+gloo closes them only when nothing refers to the group any more. A user's variable or an
+error's traceback may still do so, and the ranks that are in a collective would wait
+until their time limit. So gpumap shuts the connections down itself.
 
 Source: gloo/transport/tcp/loop.cc: each gloo device has one epoll, which watches a
 listening socket, a socket for each peer, and a pipe. Without /proc no connection is
@@ -15,6 +14,7 @@ import re
 import socket
 from collections.abc import Container, Generator, Iterable
 from contextlib import contextmanager, suppress
+from itertools import chain
 from operator import ge
 from pathlib import Path
 
@@ -41,10 +41,15 @@ class GlooConnections:
         return len(found) >= len(needed) and all(map(ge, found, needed))
 
     def shut_down(self) -> None:
-        """Shut down all of gloo's connections, including those of the user's groups."""
-        for group in self._found():
-            for file, link in group:
-                _shut_down(file, link)
+        """Shut down all of gloo's connections, including those of the user's groups.
+
+        For reading alone: gloo then fails what it waits for and closes them. A message
+        that it could not write it would forget, and wait for it until the time limit.
+        Source: gloo/transport/tcp/pair.cc, signalException().
+        """
+        for file, link in chain(*self._found()):
+            with suppress(OSError), _borrowed(file, link) as connection:
+                connection.shutdown(socket.SHUT_RD)
 
     def _found(self) -> list[list[tuple[int, str]]]:
         """Return each group's connections, as descriptors and their link targets."""
@@ -53,16 +58,21 @@ class GlooConnections:
         for file, link in links.items():
             if link != "anon_inode:[eventpoll]":
                 continue
-            watched = [(watch, links.get(watch, "")) for watch in _watched(file)]
+            # gloo may close a connection meanwhile.
+            watched = [(f, links[f]) for f in _watched(file) if f in links]
             sockets = [(f, name) for f, name in watched if not name.startswith("pipe:")]
-            listening = [_is_listening(f, name) for f, name in sockets]
-            if None in listening or listening.count(True) != 1:
+            if not all(name.startswith("socket:") for _, name in sockets):
+                continue
+            listening: dict[tuple[int, str], bool | None] = {}
+            for f, name in sockets:
+                with suppress(OSError):
+                    listening[f, name] = _is_listening(f, name)
+            hearing = list(listening.values())
+            if None in hearing or hearing.count(True) != 1:
                 continue
             if not self._others.isdisjoint(name for _, name in sockets):
                 continue
-            found.append(
-                [s for s, hears in zip(sockets, listening, strict=True) if not hears]
-            )
+            found.append([s for s, hears in listening.items() if not hears])
         return found
 
 
@@ -103,12 +113,6 @@ def _v4(address: str) -> str:
     return address.removeprefix("::ffff:")
 
 
-def _shut_down(file: int, link: str) -> None:
-    """Shut a connection down, even if other descriptors refer to it."""
-    with suppress(OSError), _borrowed(file, link) as connection:
-        connection.shutdown(socket.SHUT_RDWR)
-
-
 def _links() -> dict[int, str]:
     """Return the link target of each file descriptor of this process."""
     links: dict[int, str] = {}
@@ -129,14 +133,11 @@ def _watched(file: int) -> list[int]:
 
 
 def _is_listening(file: int, link: str) -> bool | None:
-    """Tell whether a TCP socket listens; None if it is no TCP socket."""
-    try:
-        with _borrowed(file, link) as found:
-            if found.family not in _TCP:
-                return None
-            return bool(found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
-    except OSError:
-        return None
+    """Tell whether a TCP socket listens; None if it is a socket of another kind."""
+    with _borrowed(file, link) as found:
+        if found.family not in _TCP:
+            return None
+        return bool(found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
 
 @contextmanager

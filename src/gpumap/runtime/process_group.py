@@ -33,7 +33,9 @@ from gpumap.runtime.session_options import SessionOptions
 from gpumap.time_limits import (
     ABORT_RETURNS,
     DESTROY_RETURNS,
+    GLOO_FAILS,
     INIT_RETURNS,
+    LOOK_AT_COLLECTIVES,
     LOOK_AT_INIT,
     LOOK_FOR_LATE,
     TORCH_LATER,
@@ -212,8 +214,8 @@ class ProcessGroup:
         """Make the main thread leave a collective that another rank will not join.
 
         The process is ended if the main thread stays in torch's init, which can wait
-        without end for a rank that died while connecting, or in another library for as
-        long as a collective may take.
+        without end for a rank that died while connecting, in a collective that gloo
+        does not fail, or in another library for as long as a collective may take.
         """
         if self._adopted:
             return
@@ -223,10 +225,11 @@ class ProcessGroup:
             self._rendezvous.cut()
             self._end_if_init_stays()
         self.begin_abort()
-        if not self._breaks:
-            threading.Thread(
-                target=self._end_if_held, name="gpumap: last words", daemon=True
-            ).start()
+        threading.Thread(
+            target=self._end_if_lost if self._breaks else self._end_if_held,
+            name="gpumap: last words",
+            daemon=True,
+        ).start()
 
     def begin_abort(self) -> None:
         """Begin to abort communicators that would wait for their peers."""
@@ -239,6 +242,19 @@ class ProcessGroup:
             if time.monotonic() > deadline:
                 _end("torch's init_process_group does not return")
             time.sleep(LOOK_AT_INIT)
+
+    def _end_if_lost(self) -> None:
+        """End the process if gloo stays in a collective without any connection.
+
+        Where a rank goes between asking for a message and getting it, gloo forgets the
+        message, and waits for it until the time limit.
+        """
+        number, since = begun(), time.monotonic()
+        while not self.leaving.wait(LOOK_AT_COLLECTIVES):
+            if not is_standing() or number != begun():
+                number, since = begun(), time.monotonic()
+            elif time.monotonic() - since > GLOO_FAILS:
+                _end("gloo stays in a collective that no rank can join any more")
 
     def _end_if_held(self) -> None:
         """End the process once a library holds the main thread for too long."""
