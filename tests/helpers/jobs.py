@@ -40,18 +40,19 @@ def start(
     *,
     delay: float = 0.0,
     cold: bool = False,
+    whole: bool = False,
     script: Path = WORKER,
 ) -> Process:
     """Start one process that runs a script with the words of case as its arguments.
 
     cold: start a new Python, not a fork of the warm server, so that its parent and its
-    first environment are its own.
+    first environment are its own. whole: as Script's.
     """
     command = [str(script), *case.split()]
     environ = {"DELAY": str(delay), **environ}
     if cold:
         return start_python(*command, environ=environ)
-    return Script(command, {**clean_environment(), **environ})
+    return Script(command, {**clean_environment(), **environ}, whole=whole)
 
 
 def finish(processes: Sequence[Process], limit: float = LIMIT) -> list[Ended]:
@@ -84,6 +85,7 @@ def run(
     delays: Mapping[int, float] | None = None,
     limit: float = LIMIT,
     cold: bool = False,
+    whole: bool = False,
     script: Path = WORKER,
 ) -> list[Ended]:
     """Run a case in every rank of a job: `every` is set for all, `each` by rank."""
@@ -98,6 +100,7 @@ def run(
             },
             delay=(delays or {}).get(rank, 0.0),
             cold=cold,
+            whole=whole,
             script=script,
         )
         for rank in (range(world_size) if ranks is None else ranks)
@@ -109,5 +112,5 @@ ENDINGS = Path(__file__).with_name("endings.py")
 
 
 def endings(case: str, world_size: int = 2, **options: Any) -> list[Ended]:
-    """Run a case of endings.py in every rank of a job."""
-    return run(case, world_size, script=ENDINGS, **options)
+    """Run a case of endings.py in every rank of a job, and its whole exit."""
+    return run(case, world_size, script=ENDINGS, whole=True, **options)

@@ -26,8 +26,10 @@ COMMANDS = {
 pytestmark = pytest.mark.timeout(600)
 
 
-@pytest.mark.parametrize("backend", ["gloo", "NCCL's manners"])
-@pytest.mark.parametrize("how", ["raise", "SIGKILL"])
+# Each fault by each backend, without a launcher: tests/runtime/test_faults.py.
+@pytest.mark.parametrize(
+    ("how", "backend"), [("raise", "gloo"), ("SIGKILL", "NCCL's manners")]
+)
 @pytest.mark.parametrize("launcher", COMMANDS)
 def test_a_rank_that_fails_ends_the_job(
     launcher: str, how: str, backend: str, request: pytest.FixtureRequest
