@@ -46,7 +46,8 @@ def test_the_recording_is_what_its_commands_print(tmp_path: Path) -> None:
     script = "".join(f"{command}\necho '{END}'\n" for command in commands)
     done = run_program(
         ["bash", "--norc", "-c", script],
-        {"PATH": f"{folder}:{os.environ['PATH']}"},
+        # Buffered, a rank's line and its end are written at once.
+        {"PATH": f"{folder}:{os.environ['PATH']}", "PYTHONUNBUFFERED": ""},
         cwd=tmp_path,
         stderr=subprocess.STDOUT,
         timeout=280,

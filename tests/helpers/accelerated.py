@@ -110,8 +110,10 @@ def kernel() -> None:
 
 def held() -> None:
     """Block rank 0's main thread in a library while rank 1 fails."""
-    with gpumap.session(start_timeout=START, timeout=3):
+    with gpumap.session(start_timeout=START, timeout=3) as s:
         summed()
+        with s.rank_zero_first():
+            pass  # rank 1 fails once rank 0 has left its collective
         if RANK == 1:
             raise ValueError("bad batch")
         say("held")
@@ -120,8 +122,10 @@ def held() -> None:
 
 def computes() -> None:
     """Let rank 0 work for 5 s while rank 1 fails, and then begin a collective."""
-    with gpumap.session(start_timeout=START, timeout=3):
+    with gpumap.session(start_timeout=START, timeout=3) as s:
         summed()
+        with s.rank_zero_first():
+            pass  # rank 1 fails once rank 0 has left its collective
         if RANK == 1:
             raise ValueError("bad batch")
         end = time.monotonic() + 5

@@ -327,17 +327,21 @@ def test_a_forked_child_has_nothing_of_it(server: Server) -> None:
     """A child keeps neither the port nor a connection; the parent's server goes on."""
     client = server.client()
     hold, release = os.pipe()
+    closed, told = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
             os.close(release)
             server.store.close_door()
             server.store.close()
+            os.write(told, b"x")
             os.read(hold, 1)
             os._exit(3)
         finally:
             os._exit(4)
+    os.close(told)
     try:
+        assert os.read(closed, 1) == b"x"
         client.set("k", b"1")
         assert client.get("k") == b"1"
         other = server.client()
@@ -351,8 +355,8 @@ def test_a_forked_child_has_nothing_of_it(server: Server) -> None:
         with socket.socket() as script:
             script.bind(("127.0.0.1", server.port))
     finally:
-        os.close(hold)
-        os.close(release)
+        for end in (hold, release, closed):
+            os.close(end)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 3
 
 

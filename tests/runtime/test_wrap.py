@@ -88,7 +88,9 @@ def test_a_wrap_that_was_refused_can_be_followed_by_another() -> None:
 def test_a_session_that_splits_a_batch_trains_one_model() -> None:
     """What weighs the gradients counts the samples of one model's calls."""
     for rank in inside("balanced"):
-        assert "SessionError a session with a balance trains one model." in rank.out
+        # Its own refusal, or the other's, which came first.
+        assert rank.out.startswith("SessionError "), rank.out
+        assert "a session with a balance trains one model." in rank.out
 
 
 @pytest.mark.parametrize("store", ["tcp", "file"])
