@@ -13,6 +13,7 @@ os.environ["PATH"] = os.pathsep.join(
     [*map(str, sorted(PYENV.glob("versions/3.1[123].*/bin"))), os.environ["PATH"]]
 )
 
+nox.needs_version = ">=2026.10"  # for sessions that run side by side, by -j
 nox.options.default_venv_backend = "venv"
 nox.options.sessions = ["lint", "types", "mapping", "tests", "launchers"]
 nox.options.error_on_missing_interpreters = False
@@ -77,30 +78,39 @@ def demo(session: nox.Session) -> None:
     session.run("python", "examples/demo.py", *session.posargs)
 
 
-@nox.session
-def tests(session: nox.Session) -> None:
-    """Run all tests, with torch on the CPU; measure coverage."""
-    install(session, "tests", "demo")
-    session.run("coverage", "erase")
+def run_tests(session: nox.Session, *run: str) -> None:
+    """Run all tests but those that have sessions of their own, or those asked for."""
     # Before a test's time counts. Without a compiler its tests are skipped, and say so.
     build = ("python", "-m", "helpers.accelerator")
     session.run(*build, env={"PYTHONPATH": "tests"}, success_codes=[0, 1])
-    run = ("coverage", "run", "-p", "-m", "pytest")
     if session.posargs:
         session.run(*run, *AT_ONCE, *session.posargs)
-    else:
-        # What needs the launchers' programs has sessions of its own.
-        others = ("tests/launchers", "tests/clients", "docs", "README.md")
-        ignored = [f"--ignore={name}" for name in others]
-        session.run(*run, *AT_ONCE, "-m", "not alone", *ignored)
-        session.run(*run, "-m", "alone", "tests/runtime")
-        # A page's blocks follow each other.
-        session.run(*run, "-p", "no:randomly", "docs", "README.md")
-    session.run("coverage", "combine", success_codes=[0, 1], silent=True)
+        return
+    others = ("--ignore=tests/launchers", "--ignore=tests/clients")
+    session.run(*run, *AT_ONCE, "-m", "not alone", "tests", "src", *others)
+    session.run(*run, "-m", "alone", "tests/runtime")
+    # A page's blocks follow each other.
+    session.run(*run, "-p", "no:randomly", "docs", "README.md")
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Run all tests, with torch on the CPU."""
+    install(session, "tests", "demo")
+    run_tests(session, "pytest")
+
+
+@nox.session
+def coverage(session: nox.Session) -> None:
+    """Run all tests; measure what they reach, in all processes they start."""
+    install(session, "tests", "demo", "coverage")
+    session.run("coverage", "erase")
+    run_tests(session, "coverage", "run", "-p", "-m", "pytest")
+    session.run("coverage", "combine")
     session.run("coverage", "report")
 
 
-@nox.session(python=["3.11", "3.12", "3.13"])
+@nox.session(python=["3.11", "3.12", "3.13"], allow_parallel=True)
 def mapping(session: nox.Session) -> None:
     """Run the tests of the pure part, without torch, on every Python there is."""
     install(session, "mapping", torch=False)
@@ -137,7 +147,7 @@ def gpu(session: nox.Session) -> None:
     session.run("gpumap", "show")
 
 
-@nox.session
+@nox.session(allow_parallel=True)
 def package(session: nox.Session) -> None:
     """Build what is published; check it, install it alone, and run the demo with it."""
     session.install("build", "cffconvert", "mypy", "pyright", "twine")
@@ -163,7 +173,7 @@ def package(session: nox.Session) -> None:
         session.run("pyright", "--pythonpath", python, "user.py")
 
 
-@nox.session
+@nox.session(allow_parallel=True)
 def lint(session: nox.Session) -> None:
     """Check format, lint rules, the folders' import rules and spelling."""
     install(session, "lint", torch=False)
@@ -173,16 +183,18 @@ def lint(session: nox.Session) -> None:
     session.run("codespell")
 
 
-@nox.session
+@nox.session(allow_parallel=True)
 def types(session: nox.Session) -> None:
     """Check types with mypy and with pyright, both strict."""
     install(session, "types", "tests", "demo", "docs")
     session.install("nox")
     session.run("mypy")
     session.run("pyright")
+    # What needs mypy itself.
+    session.run("pytest", "tests/runtime/test_arguments.py")
 
 
-@nox.session
+@nox.session(allow_parallel=True)
 def docs(session: nox.Session) -> None:
     """Build the pages with warnings as errors, open each and follow every link."""
     if not any(map(shutil.which, ("chromium", "google-chrome"))):
