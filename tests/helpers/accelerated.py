@@ -190,6 +190,7 @@ def raises() -> None:
 def quiet() -> None:
     """Train for 12 s in step, and list the requests to the store meanwhile."""
     asked: list[str] = []
+    meanwhile: list[str] = []
     real = Client._request  # noqa: SLF001 - where every request passes
 
     def counting(self: Client, number: int, *fields: bytes) -> Any:
@@ -201,8 +202,9 @@ def quiet() -> None:
         Client._request = counting  # type: ignore[method-assign] # noqa: SLF001
         for _ in range(12):
             time.sleep(1)
+            meanwhile = list(asked)  # before the other rank can have come to its end
             summed()
-        say("asked", asked)
+        say("asked", meanwhile)
 
 
 def child() -> None:
