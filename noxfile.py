@@ -36,7 +36,7 @@ BROWSER = {"chromium-headless-shell": "chromium-headless-shell"}
 # stays together under the launchers, whose daemons are started once for each process.
 AT_ONCE = (
     "-n",
-    str(2 * (os.cpu_count() or 1) + 1),
+    str(2 * (os.cpu_count() or 1)),
     "--dist=worksteal",
     "--durations=10",
 )

@@ -225,11 +225,13 @@ class ProcessGroup:
             self._rendezvous.cut()
             self._end_if_init_stays()
         self.begin_abort()
-        threading.Thread(
-            target=self._end_if_lost if self._breaks else self._end_if_held,
-            name="gpumap: last words",
-            daemon=True,
-        ).start()
+        # At the interpreter's end no thread can be started, and nothing is held.
+        if threading.main_thread().is_alive():
+            threading.Thread(
+                target=self._end_if_lost if self._breaks else self._end_if_held,
+                name="gpumap: last words",
+                daemon=True,
+            ).start()
 
     def begin_abort(self) -> None:
         """Begin to abort communicators that would wait for their peers."""
