@@ -143,8 +143,9 @@ def check(fault: Fault, *, longer: float, notices: bool, **environ: str) -> None
     for rank, said in job.texts.items():
         assert re.search(text.format(victim), said), f"rank {rank}: {said}"
     if error is not None:
-        # A process that is ended in torch's init prints a message, and has no error.
-        held = {""} if when == "after" and not notices else set()
+        # A process that is ended in torch's init, or in its last collective, prints a
+        # message, and has no error.
+        held = {""} if when in ("after", "leaving") and not notices else set()
         assert set(job.errors.values()) <= {error} | held
     assert None not in job.errors.values()
     assert job.codes == {1}
