@@ -34,8 +34,8 @@ CLOSE_GROUPS = 10.0
 HOST_STAYS, HOST_STAYS_AT_EXIT, HOST_LOOKS = 1.0, 10.0, 0.2
 # How long a process that has closed its connections may take to end.
 PROCESS_GOES = 0.5
-# How often a rank checks its own collectives once another rank has finished; how long
-# its listener thread may take to stop.
+# How often a rank checks its own collectives once another has finished or failed; how
+# long its listener thread may take to stop.
 LOOK_AT_COLLECTIVES, LISTENER_STOPS = 0.5, 1.0
 # How often a rank checks whether a collective has exceeded the user's timeout, on a
 # backend whose watchdog would end the process for it; and how much more time torch is

@@ -62,20 +62,14 @@ def _server_for(environ: Mapping[str, str]) -> _Server:
 class Script:
     """A script's process, with the methods of subprocess.Popen."""
 
-    def __init__(
-        self, argv: Sequence[str], env: Mapping[str, str], *, whole: bool = True
-    ) -> None:
-        """Start the script; stdout and stderr are one text.
-
-        whole: its exit includes that of torch's libraries, where threads abort.
-        """
+    def __init__(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
+        """Start the script; stdout and stderr are one text."""
         server = _server_for(env)
         self._out = tempfile.TemporaryFile("w+b")  # noqa: SIM115 - it stays open
         self._connection = socket.socket(socket.AF_UNIX)
         self._connection.connect(server.address)
-        request = {"argv": list(argv), "environ": dict(env), "whole": whole}
-        files = [self._out.fileno()] * 2
-        socket.send_fds(self._connection, [json.dumps(request).encode()], files)
+        request = json.dumps({"argv": list(argv), "environ": dict(env)}).encode()
+        socket.send_fds(self._connection, [request], [self._out.fileno()] * 2)
         self._answer, self._said = b"", ""
         self.pid = int(self._line(30))
         self.returncode: int | None = None

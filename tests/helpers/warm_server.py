@@ -1,14 +1,11 @@
 """Forks processes that run a script, from one that has imported torch: 0.1 s, not 3.
 
-`python warm_server.py SOCKET`. A request is JSON with argv, environ and whole, and
-comes with descriptors for stdout and stderr; the answer is a line with the process id,
-and one with the exit code, once it has ended. Apart from its imports the new process is
-like `python script.py`: the script is __main__, and Python exits in the usual way. What
-torch's libraries do after that, which takes longer than most scripts, is left out
-unless the exit is to be whole.
+`python warm_server.py SOCKET`. A request is JSON with argv and environ, and comes with
+descriptors for stdout and stderr; the answer is a line with the process id, and one
+with the exit code, once it has ended. Apart from its imports the new process is like
+`python script.py`: the script is __main__, and Python exits in the usual way.
 """
 
-import ctypes
 import gc
 import json
 import os
@@ -33,7 +30,6 @@ class Request(TypedDict):
 
     argv: list[str]
     environ: dict[str, str]
-    whole: bool
 
 
 def serve(address: str) -> Request:
@@ -74,17 +70,9 @@ def take(connection: socket.socket) -> Request | None:
     return request
 
 
-def leave_out_the_libraries_exit() -> None:
-    """Let exit(), which Python calls last, end the process at once, with its code."""
-    libc = ctypes.CDLL(None)
-    libc.on_exit(libc["_exit"], None)
-
-
 if __name__ == "__main__":
     gc.freeze()
     asked = serve(sys.argv[1])
-    if not asked["whole"]:
-        leave_out_the_libraries_exit()
     os.environ.clear()
     os.environ.update(asked["environ"])
     torch.default_generator.seed()

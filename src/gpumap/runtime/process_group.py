@@ -176,18 +176,22 @@ class ProcessGroup:
 
         Call it at intervals: a collective counts from the first call that sees it.
         """
-        now = time.monotonic()
         if self.late_after is None:
             return False
         if self._forming:
-            return now - self._forms_since > self._options.start_seconds
-        if not is_standing() or self._stands_in != begun():
-            self._stands_in, self._stands_since = begun(), now
+            return time.monotonic() - self._forms_since > self._options.start_seconds
         # The user's groups may have longer timeouts: only the session's group counts.
         return (
-            now - self._stands_since > self.late_after
+            self._seconds_in_one() > self.late_after
             and self.doing().stands_in is not None
         )
+
+    def _seconds_in_one(self) -> float:
+        """Return for how long calls have seen one collective stand, of any group."""
+        now = time.monotonic()
+        if not is_standing() or self._stands_in != begun():
+            self._stands_in, self._stands_since = begun(), now
+        return now - self._stands_since
 
     def doing(self) -> Answer:
         """Return what this rank is doing."""
@@ -251,11 +255,8 @@ class ProcessGroup:
         Where a rank goes between asking for a message and getting it, gloo forgets the
         message, and waits for it until the time limit.
         """
-        number, since = begun(), time.monotonic()
         while not self.leaving.wait(LOOK_AT_COLLECTIVES):
-            if not is_standing() or number != begun():
-                number, since = begun(), time.monotonic()
-            elif time.monotonic() - since > GLOO_FAILS:
+            if self._seconds_in_one() > GLOO_FAILS:
                 _end("gloo stays in a collective that no rank can join any more")
 
     def _end_if_held(self) -> None:
