@@ -147,6 +147,9 @@ def check(fault: Fault, *, longer: float, notices: bool, **environ: str) -> None
         # message, and has no error.
         held = {""} if when in ("after", "leaving") and not notices else set()
         assert set(job.errors.values()) <= {error} | held
+    for rank, raised in job.errors.items():
+        if raised == "":
+            assert "ends, since another rank failed and" in job.texts[rank]
     assert None not in job.errors.values()
     assert job.codes == {1}
     assert job.seconds < seconds + longer + SLACK

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import pytest
+
 from helpers.environments import clean_environment, rank_environment
 from helpers.programs import start_python
 from helpers.warm import Script
@@ -34,25 +36,34 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
+def connection_to(port: int) -> socket.socket:
+    """Connect as soon as something listens on a local port."""
+    for _ in range(600):
+        try:
+            return socket.create_connection(("127.0.0.1", port), timeout=10)
+        except OSError:
+            time.sleep(0.05)
+    pytest.fail("rank 0 never listened")
+
+
 def start(
     case: str,
     environ: Mapping[str, str],
     *,
     delay: float = 0.0,
     cold: bool = False,
-    whole: bool = False,
     script: Path = WORKER,
 ) -> Process:
     """Start one process that runs a script with the words of case as its arguments.
 
     cold: start a new Python, not a fork of the warm server, so that its parent and its
-    first environment are its own. whole: as Script's.
+    first environment are its own.
     """
     command = [str(script), *case.split()]
     environ = {"DELAY": str(delay), **environ}
     if cold:
         return start_python(*command, environ=environ)
-    return Script(command, {**clean_environment(), **environ}, whole=whole)
+    return Script(command, {**clean_environment(), **environ})
 
 
 def finish(processes: Sequence[Process], limit: float = LIMIT) -> list[Ended]:
@@ -85,7 +96,6 @@ def run(
     delays: Mapping[int, float] | None = None,
     limit: float = LIMIT,
     cold: bool = False,
-    whole: bool = False,
     script: Path = WORKER,
 ) -> list[Ended]:
     """Run a case in every rank of a job: `every` is set for all, `each` by rank."""
@@ -100,7 +110,6 @@ def run(
             },
             delay=(delays or {}).get(rank, 0.0),
             cold=cold,
-            whole=whole,
             script=script,
         )
         for rank in (range(world_size) if ranks is None else ranks)
@@ -112,5 +121,5 @@ ENDINGS = Path(__file__).with_name("endings.py")
 
 
 def endings(case: str, world_size: int = 2, **options: Any) -> list[Ended]:
-    """Run a case of endings.py in every rank of a job, and its whole exit."""
-    return run(case, world_size, script=ENDINGS, whole=True, **options)
+    """Run a case of endings.py in every rank of a job."""
+    return run(case, world_size, script=ENDINGS, **options)

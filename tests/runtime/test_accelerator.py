@@ -28,7 +28,7 @@ PROJECT = HERE.parent
 def job(case: str, world_size: int = 2, **environ: str) -> list[Ended]:
     """Run a case of accelerated.py in every rank of a job."""
     every = {**accelerator(), "PRETEND_WATCHDOG": "1", **environ}
-    return run(case, world_size, script=SCRIPT, every=every, whole=True)
+    return run(case, world_size, script=SCRIPT, every=every)
 
 
 def ended_well(ended: list[Ended]) -> str:

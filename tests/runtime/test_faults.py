@@ -5,7 +5,6 @@ The table is in helpers/fault_table.py.
 
 import re
 import signal
-import socket
 import time
 from collections.abc import Iterator
 
@@ -15,7 +14,7 @@ import torch.distributed as dist
 from helpers.accelerator import accelerator
 from helpers.environments import clean_environment, rank_environment
 from helpers.fault_table import FAULTS, NAMES, SLACK, TABLE, Fault, check
-from helpers.jobs import free_port, run
+from helpers.jobs import connection_to, free_port, run
 from helpers.warm import Script
 
 
@@ -70,16 +69,6 @@ def test_sigterm_ends_a_rank_that_a_library_holds(
     out, _ = two[0].communicate(timeout=30)
     assert two[0].returncode == 143
     assert "its session did not leave within 5 s, because a library did not" in out
-
-
-def connection_to(port: int) -> socket.socket:
-    """Connect as soon as something listens on a local port."""
-    for _ in range(600):
-        try:
-            return socket.create_connection(("127.0.0.1", port), timeout=10)
-        except OSError:
-            time.sleep(0.05)
-    pytest.fail("rank 0 never listened")
 
 
 @pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.0\r\n\r\n", b"\0" * 1000])

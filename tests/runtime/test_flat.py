@@ -67,7 +67,7 @@ def test_a_prompt_goes_on_after_an_error() -> None:
     path = ENDINGS.with_name("prompt_script.py")
     try:
         path.write_text(code)
-        [ended] = finish([start("", {}, script=path, whole=True)])
+        [ended] = finish([start("", {}, script=path)])
     finally:
         path.unlink()
     assert (ended.code, ended.out) == (0, "")

@@ -12,7 +12,7 @@ from helpers.warm import Script
 
 def alone(case: str) -> Ended:
     """Run a case in a single process and return its outcome."""
-    [ended] = finish([start(case, {}, script=ENDINGS, whole=True)])
+    [ended] = finish([start(case, {}, script=ENDINGS)])
     return ended
 
 

@@ -20,7 +20,7 @@ INSIDE = WORKER.with_name("inside.py")
 
 def flat(how: str) -> list[Ended]:
     """Run a flat script in two ranks."""
-    return run(f"flat {how}", script=INSIDE, whole=True)
+    return run(f"flat {how}", script=INSIDE)
 
 
 @pytest.fixture(autouse=True)
