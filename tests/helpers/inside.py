@@ -306,4 +306,6 @@ if __name__ == "__main__":
     for message in ("This process .* is multi-threaded", "os.fork"):
         warnings.filterwarnings("ignore", message)
     warnings.filterwarnings("ignore", category=UserWarning, module="torch")
+    # What is logged of another rank's failure comes at any time, and is not read here.
+    logging.getLogger("gpumap").addHandler(logging.NullHandler())
     globals()[sys.argv[1]]()

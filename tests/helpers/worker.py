@@ -249,13 +249,13 @@ def nothing_left() -> None:
     with ddp() as m:
         step(m)
     for _ in range(50):
-        # A thread that was told to end may take a moment.
-        if threads() > before[0]:
-            time.sleep(0.1)
-    say(
-        f"threads +{max(threads() - before[0], 0)} sockets +{sockets() - before[1]} "
-        f"hook back {sys.excepthook is hook}"
-    )
+        # What was told to end may take a moment, after the first session too.
+        left = max(threads() - before[0], 0), max(sockets() - before[1], 0)
+        if left == (0, 0):
+            break
+        time.sleep(0.1)
+    hook_back = sys.excepthook is hook
+    say(f"threads +{left[0]} sockets +{left[1]} hook back {hook_back}")
 
 
 def threads() -> int:

@@ -176,7 +176,11 @@ def test_many_files_may_be_open(client: Client) -> None:
     files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
     try:
         client.set("high", b"descriptor")
-        assert client.fileno() > 1023
+        # The store closes its end of a connection later, which leaves one free below.
+        while client.fileno() <= 1023:
+            client.close()
+            files.append(os.open(os.devnull, os.O_RDONLY))
+            client.set("high", b"descriptor")
         assert client.wait("high", 1)
     finally:
         for file in files:

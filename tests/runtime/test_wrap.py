@@ -47,7 +47,11 @@ def test_a_second_model_that_differs_is_the_same_error_on_every_rank(
 def test_a_second_model_that_one_rank_cannot_wrap_is_told_to_the_others() -> None:
     """A rank's own refusal is the others' RollCallError."""
     refused, other = inside("second frozen")
-    assert "SessionError ReLU has no parameter that requires a grad" in refused.out
+    # Rank 1 may have failed of it by then, and rank 0's group is gone with that.
+    assert re.match(
+        r"SessionError (rank 0 \(.*\) cannot start: )?ReLU has no parameter that requi",
+        refused.out,
+    )
     assert re.search(r"RollCallError rank 0 \(.*\) cannot start: ReLU has", other.out)
 
 
@@ -88,12 +92,11 @@ def test_a_wrap_that_was_refused_can_be_followed_by_another() -> None:
 def test_a_session_that_splits_a_batch_trains_one_model() -> None:
     """What weighs the gradients counts the samples of one model's calls."""
     for rank in inside("balanced"):
-        # Its own refusal, or the other's, which came first and may be logged before.
-        assert re.search(
-            r"^SessionError (rank \d \(.*\), on cpu, failed first: SessionError: )?"
+        # Its own refusal, or the other's, which came first.
+        assert re.match(
+            r"SessionError (rank \d \(.*\), on cpu, failed first: SessionError: )?"
             r"a session with a balance trains one model\.",
             rank.out,
-            re.MULTILINE,
         ), rank.out
 
 
