@@ -133,8 +133,7 @@ class ProcessGroup:
                 device_id=setup.device if self._splits else None,
             )
             if self._breaks:
-                later = timedelta(seconds=self.seconds)
-                dist.distributed_c10d._set_pg_timeout(later)  # noqa: SLF001 - torch has no public way
+                _set_timeout(timedelta(seconds=self.seconds))
         except (dist.DistError, RuntimeError) as error:
             raise SessionError(
                 f"the {self._backend} process group did not form, "
@@ -329,6 +328,12 @@ class ProcessGroup:
         self._variables.close()
         if sys.excepthook is self._installed:
             sys.excepthook = self._hook
+
+
+# Public since torch 2.14, which warns of the other one.
+_set_timeout: Callable[[timedelta], None] = (
+    getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout  # noqa: SLF001
+)
 
 
 def _name_of(group: dist.ProcessGroup | None) -> str:
