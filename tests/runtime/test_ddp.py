@@ -217,6 +217,12 @@ def test_the_device_is_current_before_the_group_and_the_wrap(
 
     wrapping.import_what_ddp_needs()  # it reads the real torch.accelerator
     monkeypatch.setattr(torch, "accelerator", accelerator)
+    monkeypatch.setattr(
+        torch._C,  # noqa: SLF001 - a build for CUDA asks the driver
+        "_cuda_hasPrimaryContext",
+        lambda _: False,
+        raising=False,
+    )
     monkeypatch.setattr(dist, "is_backend_available", lambda _: True)
     monkeypatch.setattr(dist, "init_process_group", init)
     monkeypatch.setattr(dist, "destroy_process_group", destroy)

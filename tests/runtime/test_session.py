@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 import gpumap
@@ -252,7 +253,7 @@ def test_different_lists_on_two_pretended_nodes() -> None:
     assert "mapped cuda:3" in outs[1]
 
 
-@pytest.mark.parametrize("backend", ["ucc", "nccl", "mpi", "xyz", "cpu:gloo,cuda:nccl"])
+@pytest.mark.parametrize("backend", ["ucc", "xccl", "mpi", "xyz", "cpu:gloo,xpu:xccl"])
 def test_a_backend_that_this_torch_lacks_is_told_before_the_ranks_meet(
     backend: str,
 ) -> None:
@@ -265,6 +266,22 @@ def test_a_backend_that_this_torch_lacks_is_told_before_the_ranks_meet(
     missing = backend.rpartition(":")[2]
     assert caught.value.happened == f"backend={backend!r}: this torch has no {missing}."
     assert "has gloo" in caught.value.seen
+
+
+@pytest.mark.parametrize("backend", ["nccl", "NCCL", "cuda:gloo", "cuda:nccl"])
+def test_a_backend_of_other_devices_is_told_before_the_ranks_meet(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NCCL, or gloo for GPUs alone, is refused on the CPU in gpumap's words."""
+    monkeypatch.setattr(dist, "is_backend_available", lambda _: True)
+    with (
+        pytest.raises(SessionError) as caught,
+        gpumap.session(backend=backend, device="cpu"),
+    ):
+        pass
+    assert caught.value.happened == f"backend={backend!r} does not serve cpu devices."
+    assert caught.value.seen == "It serves cuda; this rank is to train on cpu."
+    assert "Leave backend out, which is gloo here." in caught.value.hint
 
 
 def test_a_rehearsal_needs_no_torch_that_knows_its_devices(

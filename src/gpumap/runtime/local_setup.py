@@ -59,6 +59,7 @@ def prepare(options: SessionOptions, launch: Launch, decide: Decide) -> LocalSet
     device = _torch_device(placed.placement, placed.rehearsal)
     if placed.rehearsal is None:
         _refuse_a_missing_backend(placed.backend)
+        _refuse_a_backend_of_other_devices(placed.backend, device.type)
     if placed.rehearsal or placed.backend == "gloo":
         _refuse_few_files(launch, options.environ)
     if device.type != "cpu":
@@ -155,6 +156,27 @@ def _refuse_a_missing_backend(backend: str) -> None:
             f"torch {torch.__version__} has {', '.join(there)}.",
             "Write one that is there, or leave backend out; another one comes with "
             "another build of torch.",
+        )
+
+
+def _refuse_a_backend_of_other_devices(backend: str, kind: str) -> None:
+    """Refuse a backend that does not serve this rank's device: "nccl" on the CPU.
+
+    What a backend serves is in torch.distributed.Backend.backend_capability.
+
+    Raises:
+        SessionError: It serves other kinds of devices.
+    """
+    parts = [part.strip().rpartition(":") for part in backend.lower().split(",")]
+    served = [served for served, _, _ in parts if served]
+    if not served:
+        served = dist.Backend.backend_capability.get(parts[0][2], [kind])
+    if kind not in served:
+        raise SessionError(
+            f"backend={backend!r} does not serve {kind} devices.",
+            f"It serves {', '.join(served)}; this rank is to train on {kind}.",
+            f"Leave backend out, which is {default_backend(kind, rehearsed=False)} "
+            "here. If a GPU was meant, `gpumap show` tells which devices there are.",
         )
 
 
