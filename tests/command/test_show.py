@@ -214,15 +214,23 @@ def test_a_full_disc_leaves_the_old_file_as_it_was(
 
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="needs no GPU")
+@pytest.mark.parametrize(
+    ("cuda", "why"),
+    [
+        (None, "it is built without CUDA."),
+        ("13.0", "a mask hides them, or the driver is older than torch's CUDA."),
+    ],
+)
 def test_devices_that_torch_does_not_see_are_said(
-    capsys: Shown, monkeypatch: pytest.MonkeyPatch
+    cuda: str | None, why: str, capsys: Shown, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A GPU that NVML finds and a torch without CUDA does not see is reported."""
+    """A GPU that NVML finds and torch does not see is reported, with why it may be."""
+    monkeypatch.setattr(torch.version, "cuda", cuda)
     pretend_nvml(monkeypatch, MIG)
     assert show([]) == 0
     out = capsys.readouterr().out
     assert "sees no accelerator, and NVML finds NVIDIA A100-SXM4-40GB MIG 2g" in out
-    assert "it is built without CUDA." in out
+    assert why in out
 
 
 def test_what_a_terminal_cannot_show_is_no_traceback(tmp_path: Path) -> None:

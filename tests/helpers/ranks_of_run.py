@@ -13,12 +13,13 @@ from helpers.programs import start_python
 
 __all__ = ["VIEW", "Ended", "ended", "run_ranks", "script", "start_rank"]
 
-# A script that prints its arguments and the variables that matter, as one line of JSON.
+# A script that prints its arguments and the variables that matter, as one line of JSON,
+# whose end is not written apart, since other ranks may write to the same pipe.
 VIEW = """\
 import json, os, sys
 families = ("RANK WORLD LOCAL_ GROUP_ NODE_ MASTER_ TORCHELASTIC CUDA GPUMAP").split()
 found = {n: x for n, x in os.environ.items() if n.startswith(tuple(families))}
-print(json.dumps([sys.argv[1:], found]))
+sys.stdout.write(json.dumps([sys.argv[1:], found]) + "\\n")
 """
 
 

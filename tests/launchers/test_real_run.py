@@ -188,7 +188,10 @@ def test_ranks_that_a_script_starts_find_their_own_launcher(
 ) -> None:
     """A driver under `gpumap run` starts three ranks, which are no worlds of one."""
     need(program)
-    text = "import gpumap; x = gpumap.detect_launch(); print(x.rank, x.world_size)"
+    text = (
+        "import sys, gpumap; x = gpumap.detect_launch()\n"
+        'sys.stdout.write(f"{x.rank} {x.world_size}\\n")'
+    )
     driver = [sys.executable, "-m", "gpumap", "run", "--no-python", program]
     inner = [sys.executable, script(tmp_path, text)]
 

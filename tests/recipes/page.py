@@ -88,12 +88,15 @@ def script(
     for line, other in (swap or {}).items():
         assert recipe.count(line) == 1
         recipe = recipe.replace(line, other)
-    report = f'print("REPORT", json.dumps([{", ".join(wanted)}]), flush=True)'
+    # At once with its end: other ranks may write to the same pipe.
+    line = f'"REPORT " + json.dumps([{", ".join(wanted)}]) + "\\n"'
+    report = f"sys.stdout.write({line}); sys.stdout.flush()"
     # Processes that the script starts import it, and report nothing.
     end = "\n".join(f"    {line}" for line in [*after.splitlines(), report])
     path = folder / "train.py"
     path.write_text(
-        f"import json, os\nos.chdir({str(folder)!r})\n{code('Recipes')}\n{recipe}\n"
+        f"import json, os, sys\nos.chdir({str(folder)!r})\n"
+        f"{code('Recipes')}\n{recipe}\n"
         f'if __name__ == "__main__":\n{end}\n'
     )
     return path
