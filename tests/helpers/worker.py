@@ -248,14 +248,16 @@ def nothing_left() -> None:
     before = threads(), sockets()
     with ddp() as m:
         step(m)
-    for _ in range(50):
-        # What was told to end may take a moment, after the first session too.
-        left = max(threads() - before[0], 0), max(sockets() - before[1], 0)
-        if left == (0, 0):
-            break
+
+    def left() -> tuple[int, int]:
+        return max(threads() - before[0], 0), max(sockets() - before[1], 0)
+
+    # What was told to end may take a moment, after the first session too.
+    deadline = time.monotonic() + 5
+    while (more := left()) != (0, 0) and time.monotonic() < deadline:
         time.sleep(0.1)
     hook_back = sys.excepthook is hook
-    say(f"threads +{left[0]} sockets +{left[1]} hook back {hook_back}")
+    say(f"threads +{more[0]} sockets +{more[1]} hook back {hook_back}")
 
 
 def threads() -> int:
