@@ -85,7 +85,7 @@ def claimed_as(device: Device, node: Node) -> str | None:
 
     It is made of the device alone, so that processes with different masks agree: its
     UUID, or else its PCI bus ID, or else its kind and physical index, which counts in
-    one container. A bus ID is not added to the UUID: torch 2.6 does not tell it.
+    one container. A bus ID is not added to the UUID: not every torch tells it.
 
     It is None, and unclaimable() says why, if nothing names the device for certain, or
     another visible one has the same name, as AMD's partitions of one GPU have. Under a
