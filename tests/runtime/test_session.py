@@ -281,7 +281,7 @@ def test_a_backend_of_other_devices_is_told_before_the_ranks_meet(
         pass
     assert caught.value.happened == f"backend={backend!r} does not serve cpu devices."
     assert caught.value.seen == "It serves cuda; this rank is to train on cpu."
-    assert "Leave backend out, which is gloo here." in caught.value.hint
+    assert "Leave backend out, and torch's own for cpu is taken." in caught.value.hint
 
 
 def test_a_rehearsal_needs_no_torch_that_knows_its_devices(

@@ -175,8 +175,8 @@ def _refuse_a_backend_of_other_devices(backend: str, kind: str) -> None:
         raise SessionError(
             f"backend={backend!r} does not serve {kind} devices.",
             f"It serves {', '.join(served)}; this rank is to train on {kind}.",
-            f"Leave backend out, which is {default_backend(kind, rehearsed=False)} "
-            "here. If a GPU was meant, `gpumap show` tells which devices there are.",
+            f"Leave backend out, and torch's own for {kind} is taken. If another "
+            "device was meant, `gpumap show` tells which there are.",
         )
 
 
