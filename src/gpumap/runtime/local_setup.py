@@ -141,14 +141,19 @@ def _refuse_few_files(launch: Launch, environ: Mapping[str, str]) -> None:
     )
 
 
+def _parts(backend: str) -> list[tuple[str, str]]:
+    """Return the kind of device, or "", and the name of each backend of a text."""
+    parts = [part.strip().rpartition(":") for part in backend.lower().split(",")]
+    return [(kind, name.strip()) for kind, _, name in parts]
+
+
 def _refuse_a_missing_backend(backend: str) -> None:
     """Refuse a backend that this torch was built without: "nccl", "cuda:nccl,cpu:gloo".
 
     Raises:
         SessionError: A backend is missing.
     """
-    names = [part.rpartition(":")[2].strip() for part in backend.lower().split(",")]
-    missing = [name for name in names if not dist.is_backend_available(name)]
+    missing = [n for _, n in _parts(backend) if not dist.is_backend_available(n)]
     if missing:
         there = [n for n in _KNOWN_BACKENDS if dist.is_backend_available(n)]
         raise SessionError(
@@ -167,10 +172,10 @@ def _refuse_a_backend_of_other_devices(backend: str, kind: str) -> None:
     Raises:
         SessionError: It serves other kinds of devices.
     """
-    parts = [part.strip().rpartition(":") for part in backend.lower().split(",")]
-    served = [served for served, _, _ in parts if served]
+    parts = _parts(backend)
+    served = [served for served, _ in parts if served]
     if not served:
-        served = dist.Backend.backend_capability.get(parts[0][2], [kind])
+        served = dist.Backend.backend_capability.get(parts[0][1], [kind])
     if kind not in served:
         raise SessionError(
             f"backend={backend!r} does not serve {kind} devices.",
